@@ -1,0 +1,7 @@
+"""Where samples come from."""
+
+from graspcl.data.base import Samples
+from graspcl.data.groceries import Groceries
+from graspcl.data.listings import Listings
+
+__all__ = ["Groceries", "Listings", "Samples"]

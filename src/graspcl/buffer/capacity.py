@@ -1,0 +1,44 @@
+"""How much a buffer may hold: a number of samples, a number of bytes, or no bound."""
+
+from __future__ import annotations
+
+import re
+
+from graspcl.errors import GraspError
+
+# What the buffer keeps beside a stored sample: label 4, id 8, birth 8, class index 4 and its slack, rounded up.
+METADATA_BYTES = 32
+
+_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes in a size such as "1.5GB" (decimal, as in the paper) or "512 MiB".
+
+    >>> parse_bytes("1.5GB")
+    1500000000
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]+)\s*", text)
+    if match is None or match[2].upper() not in _UNITS:
+        raise GraspError(f"{text!r} is not a size; write a number and a unit, such as '1.5GB', '200MB' or '512MiB'")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def capacity_in_samples(capacity: int | str | None, sample_bytes: int, codec_bytes: int) -> int | None:
+    """How many samples fit: each takes `sample_bytes` and its metadata; the codec's tables are paid for first.
+
+    >>> capacity_in_samples("1.5GB", sample_bytes=1568, codec_bytes=107520)
+    937432
+    """
+    if capacity is None:
+        return None
+    if isinstance(capacity, str):
+        room = parse_bytes(capacity)
+        fits = (room - codec_bytes) // (sample_bytes + METADATA_BYTES)
+        if fits < 1:
+            least = codec_bytes + sample_bytes + METADATA_BYTES
+            raise GraspError(f"a buffer of {capacity} holds no sample: one needs {least:,} bytes with its codec")
+        return fits
+    if isinstance(capacity, bool) or capacity < 1:
+        raise GraspError(f"buffer capacity must be a positive number of samples, a size or None, not {capacity!r}")
+    return int(capacity)

@@ -1,0 +1,200 @@
+"""Maintenance: which sample makes room when the buffer is full. What to rehearse is a policy's question.
+
+A rule answers for a whole batch, with exactly the distribution of asking for one sample after the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from graspcl.errors import GraspError
+from graspcl.registry import Registry
+
+if TYPE_CHECKING:
+    from graspcl.buffer.buffer import Buffer
+
+Array = np.ndarray[Any, Any]
+rules: Registry[Maintenance] = Registry("maintenance", "graspcl.buffer")
+
+
+class Maintenance:
+    """A rule that keeps a buffer within its capacity. Only `replace` and `shrink` are asked of a new one."""
+
+    name: ClassVar[str] = ""
+
+    def place(self, buffer: Buffer, labels: Array, rng: np.random.Generator) -> Array:
+        """The slot of each incoming sample in turn [n], or -1 where it is not kept; free slots are taken first."""
+        room = len(labels) if buffer.capacity is None else max(0, buffer.capacity - len(buffer))
+        slots = buffer.append(labels[:room])
+        if room >= len(labels):
+            return slots
+        return np.concatenate([slots, self.replace(buffer, labels[room:], rng)])
+
+    def replace(self, buffer: Buffer, labels: Array, rng: np.random.Generator) -> Array:
+        """As `place`, for a full buffer: overwrites slots (`buffer.overwrite`) and returns them."""
+        raise GraspError(f"{type(self).__name__} must define replace(buffer, labels, rng)")
+
+    def shrink(self, buffer: Buffer, excess: int, rng: np.random.Generator) -> Array:
+        """Choose and discard (`buffer.index.discard`) `excess` samples of an overfull buffer; returns their slots."""
+        raise GraspError(f"{type(self).__name__} must define shrink(buffer, excess, rng)")
+
+    def renumbered(self, buffer: Buffer) -> None:
+        """Called after samples moved to other slots, for a rule that remembers slots."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the rule remembers between calls; by default nothing."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+
+
+@rules.register("largest_class")
+@dataclass
+class LargestClass(Maintenance):
+    """The paper's rule (section 3): a random sample of the largest class makes room; ties are broken uniformly."""
+
+    def replace(self, buffer: Buffer, labels: Array, rng: np.random.Generator) -> Array:
+        return buffer.index.replace_largest(labels, rng)
+
+    def shrink(self, buffer: Buffer, excess: int, rng: np.random.Generator) -> Array:
+        return buffer.index.remove_largest(excess, rng)
+
+
+@rules.register("reservoir")
+@dataclass
+class Reservoir(Maintenance):
+    """Vitter's algorithm R: the buffer is at any time a uniform sample, without replacement, of all that was seen."""
+
+    def replace(self, buffer: Buffer, labels: Array, rng: np.random.Generator) -> Array:
+        seen = buffer.seen + 1 + np.arange(len(labels))  # counting the sample itself
+        slots = (rng.random(len(labels)) * seen).astype(np.int64)
+        slots[slots >= len(buffer)] = -1
+        kept = slots >= 0
+        buffer.overwrite(slots[kept], labels[kept])
+        return slots
+
+    def shrink(self, buffer: Buffer, excess: int, rng: np.random.Generator) -> Array:
+        # The last `excess` arrivals were kept for certain. Of a uniform sample of everything seen they would make up a
+        # hypergeometric number; the rest of the room stays with the older samples, which are a uniform sample already.
+        keep = len(buffer) - excess
+        arrived = np.argsort(buffer.births, kind="stable")
+        old, new = arrived[:keep], arrived[keep:]
+        newcomers = int(rng.hypergeometric(excess, buffer.seen - excess, keep))
+        gone = np.concatenate([rng.permutation(old)[:newcomers], rng.permutation(new)[newcomers:]])
+        buffer.index.discard(gone, buffer.labels[gone].astype(np.int64))
+        return gone
+
+
+@rules.register("fifo")
+@dataclass
+class Fifo(Maintenance):
+    """First in, first out."""
+
+    _queue: Array = field(default_factory=lambda: np.empty(0, np.int64), init=False, repr=False)
+    _head: int = field(default=0, init=False, repr=False)
+
+    def replace(self, buffer: Buffer, labels: Array, rng: np.random.Generator) -> Array:
+        if len(self._queue) != len(buffer):
+            self.renumbered(buffer)
+        turn = (self._head + np.arange(len(labels))) % len(self._queue)
+        self._head = int(self._head + len(labels)) % len(self._queue)
+        slots = self._queue[turn]
+        buffer.overwrite(slots, labels)
+        return slots
+
+    def shrink(self, buffer: Buffer, excess: int, rng: np.random.Generator) -> Array:
+        gone = np.argsort(buffer.births, kind="stable")[:excess]
+        buffer.index.discard(gone, buffer.labels[gone].astype(np.int64))
+        return gone
+
+    def renumbered(self, buffer: Buffer) -> None:
+        self._queue, self._head = np.argsort(buffer.births, kind="stable"), 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"queue": self._queue.copy(), "head": self._head}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._queue, self._head = np.array(state["queue"]), int(state["head"])
+
+
+@rules.register("ring")
+@dataclass
+class Ring(Maintenance):
+    """A ring of `per_class` slots for each class: the newest samples of every class stay (A-GEM's buffer).
+
+    `per_class` times the number of classes should not exceed the capacity; where it does, the insertion that finds
+    no slot left is refused before anything changes.
+    """
+
+    per_class: int = 20
+    _rings: Array = field(default_factory=lambda: np.empty((0, 0), np.int64), init=False, repr=False)
+    _written: Array = field(default_factory=lambda: np.empty(0, np.int64), init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.per_class < 1:
+            raise GraspError(f"Ring needs per_class of at least 1, not {self.per_class}")
+
+    def place(self, buffer: Buffer, labels: Array, rng: np.random.Generator) -> Array:
+        classes = int(labels.max()) + 1
+        if classes > len(self._rings):
+            grow = classes - len(self._rings)
+            self._rings = np.concatenate(
+                [self._rings.reshape(-1, self.per_class), np.full((grow, self.per_class), -1, np.int64)]
+            )
+            self._written = np.pad(self._written, (0, grow))
+        turn = self._written[labels] + _occurrence(labels)
+        place = labels * self.per_class + turn % self.per_class
+        flat = self._rings.reshape(-1)
+        empty = np.unique(place[flat[place] < 0])
+        if buffer.capacity is not None and len(buffer) + len(empty) > buffer.capacity:
+            raise GraspError(
+                f"Ring(per_class={self.per_class}) needs more than the buffer's {buffer.capacity:,} slots for "
+                f"{len(np.union1d(buffer.index.classes, labels))} classes; lower per_class or raise the capacity"
+            )
+        first = np.isin(place, empty) & (_occurrence(place) == 0)
+        slots = np.empty(len(labels), np.int64)
+        slots[first] = buffer.append(labels[first])
+        flat[place[first]] = slots[first]
+        slots[~first] = flat[place[~first]]
+        buffer.overwrite(slots[~first], labels[~first])
+        self._written += np.bincount(labels, minlength=len(self._written))
+        return slots
+
+    def shrink(self, buffer: Buffer, excess: int, rng: np.random.Generator) -> Array:
+        newest_first = np.argsort(-buffer.births, kind="stable")
+        age = np.empty(len(buffer), np.int64)
+        age[newest_first] = _occurrence(buffer.labels[newest_first].astype(np.int64))
+        gone = np.lexsort((buffer.births, -age))[: max(excess, int((age >= self.per_class).sum()))]
+        buffer.index.discard(gone, buffer.labels[gone].astype(np.int64))
+        return gone
+
+    def renumbered(self, buffer: Buffer) -> None:
+        self._rings[:] = -1
+        self._written[:] = 0
+        arrived = np.argsort(buffer.births, kind="stable")
+        labels = buffer.labels[arrived].astype(np.int64)
+        self._rings[labels, _occurrence(labels) % self.per_class] = arrived
+        self._written += np.bincount(labels, minlength=len(self._written))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rings": self._rings.copy(), "written": self._written.copy()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._rings, self._written = np.array(state["rings"]), np.array(state["written"])
+
+
+def _occurrence(values: Array) -> Array:
+    """How often each value occurred before: [3, 5, 3, 3] gives [0, 0, 1, 2]."""
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
+    begins = (
+        np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1]))) if len(values) else np.empty(0, np.int64)
+    )
+    count = np.arange(len(values)) - np.repeat(begins, np.diff(np.append(begins, len(values))))
+    result = np.empty(len(values), np.int64)
+    result[order] = count
+    return result

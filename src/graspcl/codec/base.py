@@ -1,0 +1,43 @@
+"""How a sample is stored: a codec turns inputs into codes when they enter the buffer and back when they are fetched."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+
+from graspcl.errors import GraspError
+from graspcl.registry import Registry
+
+codecs: Registry[Codec] = Registry("codec", "graspcl.codec")
+
+
+class Codec:
+    """Encodes inputs [n, …] to codes [n, …] and back. Only `encode` and `decode` are asked of a new one."""
+
+    name: ClassVar[str] = ""
+    error: ClassVar[str] = "none"  # what is lost, in a word or two
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the codec's own tables; they count against a buffer's capacity."""
+        return 0
+
+    def fit(self, inputs: torch.Tensor) -> Codec:
+        """Learn from inputs [n, …], where there is anything to learn; returns itself."""
+        return self
+
+    def encode(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Codes [n, …] on the CPU."""
+        raise GraspError(f"codec {type(self).__name__} must define encode(inputs)")
+
+    def decode(self, codes: torch.Tensor) -> torch.Tensor:
+        """Inputs [n, …], float32, on the device of the codes."""
+        raise GraspError(f"codec {type(self).__name__} must define decode(codes)")
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was learned, as tensors and numbers."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave."""

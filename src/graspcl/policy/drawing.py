@@ -1,0 +1,123 @@
+"""Drawing class by class: group samples by class, draw within classes, deal the draws out round-robin.
+
+All class-balanced policies spend their budget in rounds, one sample of each class per round (Algorithm 1's inner loop),
+so every class gets the same number of draws within one. Members of a class and draws are held class after class
+("class-major") and only dealt out at the end.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+
+class Groups(NamedTuple):
+    """Samples by class: `members[offsets[k] : offsets[k + 1]]` are the samples of the k-th class present."""
+
+    members: Array
+    offsets: Array
+
+    @property
+    def sizes(self) -> Array:
+        """Samples of each class [K]."""
+        return np.diff(self.offsets)
+
+    @property
+    def number(self) -> int:
+        """K, the number of classes present."""
+        return len(self.offsets) - 1
+
+
+def group_by_class(labels: Array) -> Groups:
+    """Group samples by sorted class; within a class they keep their order.
+
+    >>> groups = group_by_class(np.array([7, 2, 7, 2, 2]))
+    >>> groups.members.tolist(), groups.offsets.tolist()
+    ([1, 3, 4, 0, 2], [0, 3, 5])
+    """
+    if len(labels) and labels.min() >= 0 and labels.max() <= 4 * len(labels):  # counting beats sorting
+        counts = np.bincount(labels)
+        sizes = counts[counts > 0]
+        ranks = (np.cumsum(counts > 0) - 1)[labels]
+    else:
+        _, ranks, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+    return Groups(_stable_order(ranks, len(sizes)), np.concatenate(([0], np.cumsum(sizes))))
+
+
+def draws_per_class(classes: int, budget: int) -> Array:
+    """How many of `budget` round-robin draws fall to each class [K]: equal within one, the first classes get more.
+
+    >>> draws_per_class(3, 8).tolist()
+    [3, 3, 2]
+    """
+    base, extra = divmod(budget, classes)
+    return base + (np.arange(classes) < extra)
+
+
+def round_robin(draws: Array, classes: int) -> Array:
+    """Deal class-major `draws` (as many of each class as `draws_per_class` says) out, one of each class per round.
+
+    >>> round_robin(np.array([10, 11, 12, 20, 21, 22, 30, 31]), classes=3).tolist()
+    [10, 20, 30, 11, 21, 31, 12, 22]
+    """
+    base, extra = divmod(len(draws), classes)
+    longer = draws[: extra * (base + 1)].reshape(extra, base + 1)
+    shorter = draws[extra * (base + 1) :].reshape(classes - extra, base)
+    dealt = np.empty_like(draws)
+    rounds = dealt[: base * classes].reshape(base, classes)
+    rounds[:, :extra] = longer[:, :base].T
+    rounds[:, extra:] = shorter.T
+    dealt[base * classes :] = longer[:, base]
+    return dealt
+
+
+def uniform_draws(groups: Groups, budget: int, rng: np.random.Generator) -> Array:
+    """`budget` samples, round-robin over classes, each uniform within its class with replacement."""
+    draws = draws_per_class(groups.number, budget)
+    picks = rng.random(budget)
+    picks *= np.repeat(groups.sizes, draws)
+    picks += np.repeat(groups.offsets[:-1], draws)
+    return round_robin(groups.members[picks.astype(np.int64)], groups.number)
+
+
+def shuffled_draws(groups: Groups, budget: int, rng: np.random.Generator) -> Array:
+    """`budget` samples, round-robin over classes, within a class without replacement until all were seen, then anew."""
+    draws = draws_per_class(groups.number, budget)
+    sizes = groups.sizes
+    passes = -(-draws // sizes)
+    # One deck per class and pass, each a copy of the class's members; shuffle everything, then collect the decks.
+    deck_size = np.repeat(sizes, passes)
+    first = np.repeat(groups.offsets[:-1], passes)
+    place = np.arange(deck_size.sum()) - np.repeat(np.cumsum(deck_size) - deck_size, deck_size)
+    member = np.repeat(first, deck_size) + place
+    deck = np.repeat(np.arange(len(deck_size)), deck_size)
+    shuffle = rng.permutation(len(deck))
+    cards = member[shuffle[_stable_order(deck[shuffle], len(deck_size))]]
+    # Of each class's run of decks only the first `draws` cards are used.
+    begin = np.cumsum(passes * sizes) - passes * sizes
+    used = np.arange(budget) - np.repeat(np.cumsum(draws) - draws, draws) + np.repeat(begin, draws)
+    return round_robin(groups.members[cards[used]], groups.number)
+
+
+def weighted_draws(weights: Array, groups: Groups, budget: int, rng: np.random.Generator) -> Array:
+    """`budget` samples, round-robin over classes, within a class with replacement and probability ~ `weights` [N] ≥ 0.
+
+    `weights[i]` belongs to sample i. A class whose weights are all zero is drawn from uniformly.
+    """
+    w = weights[groups.members].astype(np.float64)
+    begin, sizes = groups.offsets[:-1], groups.sizes
+    w[np.repeat(np.add.reduceat(w, begin) == 0, sizes)] = 1.0
+    w /= np.repeat(np.add.reduceat(w, begin), sizes)
+    cumulated = np.cumsum(w)  # class k covers [k, k + 1)
+    draws = draws_per_class(groups.number, budget)
+    picks = np.searchsorted(cumulated, rng.random(budget) + np.repeat(np.arange(groups.number), draws), side="right")
+    picks = np.clip(picks, np.repeat(begin, draws), np.repeat(begin + sizes - 1, draws))
+    return round_robin(groups.members[picks], groups.number)
+
+
+def _stable_order(keys: Array, bound: int) -> Array:
+    """Stable argsort of keys in 0 … bound-1; numpy sorts 16-bit keys in linear time."""
+    return np.argsort(keys.astype(np.uint16) if bound <= 2**16 else keys, kind="stable")
