@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
+
 from graspcl.errors import GraspError
 
-# What the buffer keeps beside a stored sample: label 4, id 8, birth 8, class index 4 and its slack, rounded up.
+# What the buffer keeps beside a stored sample: label 4, id 8, birth 8, class index 8 and its slack. It is enough for
+# two and more classes, of twenty and more samples on average.
 METADATA_BYTES = 32
 
-_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_UNITS = {
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+    "TIB": 2**40,
+}
 
 
 def parse_bytes(text: str) -> int:
@@ -21,7 +34,7 @@ def parse_bytes(text: str) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]+)\s*", text)
     if match is None or match[2].upper() not in _UNITS:
         raise GraspError(f"{text!r} is not a size; write a number and a unit, such as '1.5GB', '200MB' or '512MiB'")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
+    return round(float(match[1]) * _UNITS[match[2].upper()])
 
 
 def capacity_in_samples(capacity: int | str | None, sample_bytes: int, codec_bytes: int) -> int | None:
@@ -39,6 +52,6 @@ def capacity_in_samples(capacity: int | str | None, sample_bytes: int, codec_byt
             least = codec_bytes + sample_bytes + METADATA_BYTES
             raise GraspError(f"a buffer of {capacity} holds no sample: one needs {least:,} bytes with its codec")
         return fits
-    if isinstance(capacity, bool) or capacity < 1:
+    if isinstance(capacity, bool) or not isinstance(capacity, int | np.integer) or capacity < 1:
         raise GraspError(f"buffer capacity must be a positive number of samples, a size or None, not {capacity!r}")
     return int(capacity)

@@ -25,12 +25,12 @@ class ClassIndex:
     def __init__(self) -> None:
         self._pool = np.empty(0, np.int32)
         self._end = 0  # the pool is in use up to here
-        self._start = np.empty(0, np.int64)
-        self._room = np.empty(0, np.int64)
-        self._size = np.empty(0, np.int64)
+        self._start = np.empty(0, np.int32)
+        self._room = np.empty(0, np.int32)
+        self._size = np.empty(0, np.int32)
         self._pos = np.empty(0, np.int32)
-        self._order = np.empty(0, np.int64)
-        self._rank = np.empty(0, np.int64)
+        self._order = np.empty(0, np.int32)
+        self._rank = np.empty(0, np.int32)
         self._above = np.zeros(1, np.int32)
 
     def __len__(self) -> int:
@@ -44,7 +44,7 @@ class ClassIndex:
     @property
     def sizes(self) -> Array:
         """Samples of each of `classes`."""
-        return self._size[self.classes]
+        return self._size[self.classes].astype(np.int64)
 
     @property
     def nbytes(self) -> int:
@@ -58,6 +58,10 @@ class ClassIndex:
         run = self._pool[self._start[label] : self._start[label] + self._size[label]]
         run.flags.writeable = False
         return run
+
+    def at(self, labels: Array, places: Array) -> Array:
+        """The slot at each of `places` in the run of its class [n]."""
+        return self._pool[self._start[labels] + places].astype(np.int64)
 
     def grouped(self) -> tuple[Array, Array]:
         """All slots ordered by class, and the K+1 offsets at which the classes begin."""
@@ -104,6 +108,13 @@ class ClassIndex:
         self._pool[self._start[labels] + self._pos[source]] = target
         self._pos[target] = self._pos[source]
 
+    def sort_runs(self, key: Array) -> None:
+        """Order the slots within each class by `key` [n], a number for every slot."""
+        for c in self.classes:
+            run = self._pool[self._start[c] : self._start[c] + self._size[c]]
+            run[:] = run[np.argsort(key[run], kind="stable")]
+            self._pos[run] = np.arange(len(run))
+
     # -- room ----------------------------------------------------------------------------------------------------
 
     def reserve(self, labels: Array, slots: Array) -> None:
@@ -116,32 +127,36 @@ class ClassIndex:
         incoming = np.bincount(labels, minlength=len(self._size))
         wanted = self._size + incoming
         self._above = _grown(self._above, int(wanted.max()) + 1)
-        short = np.flatnonzero(wanted > self._room)
-        if len(short):
-            self._relocate(short, np.maximum(_SMALLEST, np.ceil(wanted[short] * _GROWTH)).astype(np.int64))
+        if (wanted > self._room).any():
+            self._relocate(wanted)
 
-    def _relocate(self, classes: Array, rooms: Array) -> None:
-        """Give `classes` larger runs at the end of the pool; where that wastes too much, lay out all runs anew."""
-        room = self._room.copy()
-        room[classes] = rooms
-        start, end = self._start.copy(), self._end + int(rooms.sum())
-        start[classes] = self._end + np.cumsum(rooms) - rooms
-        pool = self._pool
-        if end > _GROWTH * room.sum():
-            start, end = np.cumsum(room) - room, int(room.sum())
-            pool, classes = np.empty(0, np.int32), np.flatnonzero(self._size)
-        pool = _grown(pool, end)
-        for c in classes:
-            pool[start[c] : start[c] + self._size[c]] = self._pool[self._start[c] : self._start[c] + self._size[c]]
-        self._pool, self._start, self._room, self._end = pool, start, room, end
+    def _relocate(self, wanted: Array) -> None:
+        """Larger runs, at the end of the pool, for classes that are short of room; when it is full, all runs anew.
+
+        Laying out anew also gives back the room of classes that have shrunk: where classes arrive one after the other,
+        each was once as large as the whole buffer's share, and their old runs would add up to several buffers.
+        """
+        rooms = np.where(wanted > 0, np.maximum(_SMALLEST, np.ceil(wanted * _GROWTH)), 0).astype(np.int64)
+        moving = np.flatnonzero(wanted > self._room)
+        pool, end = self._pool, self._end
+        if end + rooms[moving].sum() > len(pool):
+            moving, end = np.arange(len(rooms)), 0
+            pool = np.zeros(int(rooms.sum() * _GROWTH), np.int32)
+            self._above = self._above[: int(wanted.max() * _GROWTH) + 1].copy()
+        start = end + np.cumsum(rooms[moving]) - rooms[moving]
+        sizes = self._size[moving]
+        within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        pool[np.repeat(start, sizes) + within] = self._pool[np.repeat(self._start[moving], sizes) + within]
+        self._start[moving], self._room[moving] = start, rooms[moving]
+        self._pool, self._end = pool, end + int(rooms[moving].sum())
 
     def _grow_classes(self, number: int) -> None:
         known = len(self._size)
         if number <= known:
             return
-        new = np.arange(known, number)
-        self._start, self._room, self._size = (np.pad(a, (0, len(new))) for a in (self._start, self._room, self._size))
-        self._order, self._rank = np.append(self._order, new), np.append(self._rank, new)
+        new = np.arange(known, number, dtype=np.int32)
+        self._start, self._room, self._size = (np.append(a, 0 * new) for a in (self._start, self._room, self._size))
+        self._order, self._rank = (np.append(a, new) for a in (self._order, self._rank))
 
     @property
     def _per_class(self) -> tuple[Array, ...]:
@@ -165,7 +180,9 @@ class ClassIndex:
 
 
 def _grown(array: Array, length: int) -> Array:
-    """`array` with at least `length` entries, new ones zero; grows by a quarter so that appending is amortised."""
+    """`array` with at least `length` entries, new ones zero; grows by an eighth so that appending is amortised."""
     if length <= len(array):
         return array
-    return np.pad(array, (0, max(length, int(len(array) * _GROWTH)) - len(array)))
+    longer = np.zeros(max(length, int(len(array) * _GROWTH)), array.dtype)
+    longer[: len(array)] = array
+    return longer

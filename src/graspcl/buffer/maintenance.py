@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from graspcl.buffer.repeats import occurrence
 from graspcl.errors import GraspError
 from graspcl.registry import Registry
 
@@ -94,15 +95,14 @@ class Reservoir(Maintenance):
 class Fifo(Maintenance):
     """First in, first out."""
 
-    _queue: Array = field(default_factory=lambda: np.empty(0, np.int64), init=False, repr=False)
     _head: int = field(default=0, init=False, repr=False)
+    # Slots from oldest to newest as they were when _head was 0; left empty where that is 0 … n-1, as it is online.
+    _queue: Array = field(default_factory=lambda: np.empty(0, np.int32), init=False, repr=False)
 
     def replace(self, buffer: Buffer, labels: Array, rng: np.random.Generator) -> Array:
-        if len(self._queue) != len(buffer):
-            self.renumbered(buffer)
-        turn = (self._head + np.arange(len(labels))) % len(self._queue)
-        self._head = int(self._head + len(labels)) % len(self._queue)
-        slots = self._queue[turn]
+        turn = (self._head + np.arange(len(labels))) % len(buffer)
+        slots = self._queue[turn].astype(np.int64) if len(self._queue) else turn
+        self._head = (self._head + len(labels)) % len(buffer)
         buffer.overwrite(slots, labels)
         return slots
 
@@ -112,7 +112,9 @@ class Fifo(Maintenance):
         return gone
 
     def renumbered(self, buffer: Buffer) -> None:
-        self._queue, self._head = np.argsort(buffer.births, kind="stable"), 0
+        queue = np.argsort(buffer.births, kind="stable").astype(np.int32)
+        in_order = bool((queue == np.arange(len(queue))).all())
+        self._head, self._queue = 0, queue[:0] if in_order else queue
 
     def state_dict(self) -> dict[str, Any]:
         return {"queue": self._queue.copy(), "head": self._head}
@@ -131,7 +133,8 @@ class Ring(Maintenance):
     """
 
     per_class: int = 20
-    _rings: Array = field(default_factory=lambda: np.empty((0, 0), np.int64), init=False, repr=False)
+    # Samples of each class so far, or since `compress`: that many, modulo per_class, is the place in the class's run
+    # of the class index that is next.
     _written: Array = field(default_factory=lambda: np.empty(0, np.int64), init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -139,62 +142,35 @@ class Ring(Maintenance):
             raise GraspError(f"Ring needs per_class of at least 1, not {self.per_class}")
 
     def place(self, buffer: Buffer, labels: Array, rng: np.random.Generator) -> Array:
-        classes = int(labels.max()) + 1
-        if classes > len(self._rings):
-            grow = classes - len(self._rings)
-            self._rings = np.concatenate(
-                [self._rings.reshape(-1, self.per_class), np.full((grow, self.per_class), -1, np.int64)]
-            )
-            self._written = np.pad(self._written, (0, grow))
-        turn = self._written[labels] + _occurrence(labels)
-        place = labels * self.per_class + turn % self.per_class
-        flat = self._rings.reshape(-1)
-        empty = np.unique(place[flat[place] < 0])
-        if buffer.capacity is not None and len(buffer) + len(empty) > buffer.capacity:
+        written = np.pad(self._written, (0, max(0, int(labels.max()) + 1 - len(self._written))))
+        turn = written[labels] + occurrence(labels)
+        first = turn < self.per_class  # the class's ring is not full yet
+        if buffer.capacity is not None and len(buffer) + int(first.sum()) > buffer.capacity:
             raise GraspError(
                 f"Ring(per_class={self.per_class}) needs more than the buffer's {buffer.capacity:,} slots for "
                 f"{len(np.union1d(buffer.index.classes, labels))} classes; lower per_class or raise the capacity"
             )
-        first = np.isin(place, empty) & (_occurrence(place) == 0)
         slots = np.empty(len(labels), np.int64)
         slots[first] = buffer.append(labels[first])
-        flat[place[first]] = slots[first]
-        slots[~first] = flat[place[~first]]
-        buffer.overwrite(slots[~first], labels[~first])
-        self._written += np.bincount(labels, minlength=len(self._written))
+        # Later rounds take slots of their own class, so that the class index stays as it is.
+        slots[~first] = buffer.index.at(labels[~first], turn[~first] % self.per_class)
+        self._written = written + np.bincount(labels, minlength=len(written))
         return slots
 
     def shrink(self, buffer: Buffer, excess: int, rng: np.random.Generator) -> Array:
         newest_first = np.argsort(-buffer.births, kind="stable")
         age = np.empty(len(buffer), np.int64)
-        age[newest_first] = _occurrence(buffer.labels[newest_first].astype(np.int64))
+        age[newest_first] = occurrence(buffer.labels[newest_first].astype(np.int64))
         gone = np.lexsort((buffer.births, -age))[: max(excess, int((age >= self.per_class).sum()))]
         buffer.index.discard(gone, buffer.labels[gone].astype(np.int64))
         return gone
 
     def renumbered(self, buffer: Buffer) -> None:
-        self._rings[:] = -1
-        self._written[:] = 0
-        arrived = np.argsort(buffer.births, kind="stable")
-        labels = buffer.labels[arrived].astype(np.int64)
-        self._rings[labels, _occurrence(labels) % self.per_class] = arrived
-        self._written += np.bincount(labels, minlength=len(self._written))
+        buffer.index.sort_runs(buffer.births)
+        self._written = np.bincount(buffer.labels, minlength=len(self._written))
 
     def state_dict(self) -> dict[str, Any]:
-        return {"rings": self._rings.copy(), "written": self._written.copy()}
+        return {"written": self._written.copy()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._rings, self._written = np.array(state["rings"]), np.array(state["written"])
-
-
-def _occurrence(values: Array) -> Array:
-    """How often each value occurred before: [3, 5, 3, 3] gives [0, 0, 1, 2]."""
-    order = np.argsort(values, kind="stable")
-    ordered = values[order]
-    begins = (
-        np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1]))) if len(values) else np.empty(0, np.int64)
-    )
-    count = np.arange(len(values)) - np.repeat(begins, np.diff(np.append(begins, len(values))))
-    result = np.empty(len(values), np.int64)
-    result[order] = count
-    return result
+        self._written = np.array(state["written"])

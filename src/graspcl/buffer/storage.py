@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +17,25 @@ Array = np.ndarray[Any, Any]
 
 
 class Storage:
-    """Named columns with the same number of rows.
+    """Named columns with the same number of rows, copied from `columns` to begin with.
 
-    >>> storage = Storage()
-    >>> storage.add_column("codes", (8,), np.uint8)
+    >>> storage = Storage(columns={"codes": np.ones((3, 8), np.uint8)})
     >>> storage.reserve(100)
-    >>> storage["codes"].shape[0] >= 100
-    True
+    >>> storage.rows, int(storage["codes"].sum())
+    (100, 24)
     """
 
-    def __init__(self, folder: str | Path | None = None) -> None:
+    def __init__(self, folder: str | Path | None = None, columns: Mapping[str, Array] | None = None) -> None:
         self.folder = None if folder is None else Path(folder)
-        self._columns: dict[str, Array] = {}
+        self._columns = {name: value[:0] for name, value in (columns or {}).items()}
         if self.folder is not None:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise GraspError(f"the buffer cannot be stored in {self.folder}: {error.strerror}") from error
+        self.reserve(max((len(value) for value in (columns or {}).values()), default=0), exactly=True)
+        for name, value in (columns or {}).items():
+            self[name][: len(value)] = value
 
     def __getitem__(self, name: str) -> Array:
         return self._columns[name]
@@ -53,48 +56,49 @@ class Storage:
         """Bytes of one row over all columns."""
         return sum(column.dtype.itemsize * int(np.prod(column.shape[1:])) for column in self._columns.values())
 
-    def add_column(self, name: str, shape: tuple[int, ...], dtype: Any) -> None:
-        """A new column, zero in the rows that exist already."""
-        self._columns[name] = self._allocate(name, (self.rows, *shape), np.dtype(dtype))
-
     def reserve(self, rows: int, exactly: bool = False) -> None:
         """Make room for `rows` rows; unless `exactly`, with half as much again to come, so that growth is amortised."""
         if rows <= self.rows:
             return
         rows = rows if exactly else max(rows, self.rows + self.rows // 2, 64)
-        grown = {}
-        for name, old in self._columns.items():
-            grown[name] = self._allocate(name, (rows, *old.shape[1:]), old.dtype)
-            grown[name][: len(old)] = old
-        for name in grown:
-            self._commit(name)
+        grown: dict[str, Array] = {}
+        try:
+            for name, old in self._columns.items():
+                grown[name] = self._allocate(name, (rows, *old.shape[1:]), old.dtype)
+                grown[name][: len(old)] = old
+        except GraspError:
+            for file in self._growing():
+                file.unlink()  # what did fit must not fill the disk
+            raise
+        for file in self._growing():
+            os.replace(file, file.with_suffix(""))
         self._columns = grown
 
+    def _growing(self) -> list[Path]:
+        """Files that columns are copied to while they grow; they take the old ones' place when all are written."""
+        files = [] if self.folder is None else [self.folder / f"{name}.npy.new" for name in self._columns]
+        return [file for file in files if file.exists()]
+
     def _allocate(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        if self.folder is None:
-            return np.zeros(shape, dtype)
-        path = self.folder / f"{name}.npy"
-        target = path.with_suffix(".npy.new") if path.exists() else path
-        if not np.prod(shape):
-            return np.zeros(shape, dtype)  # a file of no bytes cannot be mapped
+        need = math.prod(shape) * dtype.itemsize
+        if self.folder is None or not need:  # a file of no bytes cannot be mapped
+            try:
+                return np.zeros(shape, dtype)
+            except (MemoryError, ValueError) as error:
+                raise GraspError(f"there is no memory for {need:,} bytes of {name}; lower the capacity") from error
+        path = self.folder / f"{name}.npy.new"
         try:
-            with open(target, "wb") as file:
+            with open(path, "wb") as file:
                 npy.write_array_header_2_0(
                     file, {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
                 )
                 # Claim the blocks now: a full disk is then an error here, not a fatal signal at some later write.
                 if hasattr(os, "posix_fallocate"):
-                    os.posix_fallocate(file.fileno(), 0, file.tell() + int(np.prod(shape)) * dtype.itemsize)
+                    os.posix_fallocate(file.fileno(), 0, file.tell() + need)
                 else:
-                    file.truncate(file.tell() + int(np.prod(shape)) * dtype.itemsize)
+                    file.truncate(file.tell() + need)
         except OSError as error:
-            target.unlink(missing_ok=True)
-            need = int(np.prod(shape)) * dtype.itemsize
-            raise GraspError(f"the buffer's file {path} could not grow to {need:,} bytes: {error.strerror}") from error
-        return npy.open_memmap(target, mode="r+")
-
-    def _commit(self, name: str) -> None:
-        if self.folder is not None:
-            new = self.folder / f"{name}.npy.new"
-            if new.exists():
-                os.replace(new, self.folder / f"{name}.npy")
+            raise GraspError(
+                f"the buffer's file {path.with_suffix('')} could not grow to {need:,} bytes: {error.strerror}"
+            ) from error
+        return npy.open_memmap(path, mode="r+")

@@ -97,13 +97,15 @@ class OPQ(Codec):
 
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
         table = self._table(codes.device)
+        if codes.ndim < 2 or codes.shape[-1] != self.codebooks:
+            raise GraspError(f"this OPQ has codes of {self.codebooks} bytes per vector, not shape {tuple(codes.shape)}")
         offsets = torch.arange(0, self.codebooks * self.size, self.size, device=codes.device)
         rows = (codes.reshape(-1, self.codebooks) + offsets).contiguous()
         vectors = torch.nn.functional.embedding_bag(rows, table, mode="sum")
         if codes.ndim == 2:
             return vectors
         # [n, H, W, C] in memory, seen as [n, C, H, W]: channels-last, the layout convolutions are fastest in.
-        return vectors.reshape(*codes.shape[:-1], -1).movedim(-1, 1)
+        return vectors.reshape(*codes.shape[:-1], table.shape[1]).movedim(-1, 1)
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self._rotation is None else {"rotation": self._rotation, "centroids": self._centroids}

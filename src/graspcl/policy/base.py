@@ -33,6 +33,11 @@ class Policy:
     cost: ClassVar[str] = "not stated"
     source: ClassVar[str] = "not stated"
 
+    @property
+    def called(self) -> str:
+        """What to call the policy in a message: its registered name, or else its class."""
+        return self.name or type(self).__name__
+
     def begin(self, session: Session) -> None:
         """Once per session, before the first selection."""
 
@@ -59,7 +64,9 @@ class Policy:
         return {name: copy.deepcopy(value) for name, value in vars(self).items() if name not in parameters}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore what `state_dict` gave; what the policy has set on itself meanwhile is forgotten."""
+        for name in vars(self).keys() - self.parameters().keys():
+            delattr(self, name)
         vars(self).update(copy.deepcopy(state))
 
 
@@ -82,7 +89,7 @@ class PlannedPolicy(Policy):
         self._next = 0
         if self._plan.shape != (budget,):
             raise GraspError(
-                f"policy {self.name!r} planned slots of shape {self._plan.shape}; the budget is {budget:,} samples"
+                f"policy {self.called!r} planned slots of shape {self._plan.shape}; the budget is {budget:,} samples"
             )
 
     def select(self, session: Session, n: int) -> Array:

@@ -20,9 +20,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         if self.updates < 0 or self.batch_size < 1:
-            raise GraspError(
-                f"a budget has updates >= 0 and batch_size >= 1, not {self.updates} and {self.batch_size}"
-            )
+            raise GraspError(f"a budget has updates >= 0 and batch_size >= 1, not {self.updates} and {self.batch_size}")
 
     @property
     def samples(self) -> int:

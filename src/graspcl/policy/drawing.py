@@ -77,10 +77,10 @@ def round_robin(draws: Array, classes: int) -> Array:
 def uniform_draws(groups: Groups, budget: int, rng: np.random.Generator) -> Array:
     """`budget` samples, round-robin over classes, each uniform within its class with replacement."""
     draws = draws_per_class(groups.number, budget)
-    picks = rng.random(budget)
-    picks *= np.repeat(groups.sizes, draws)
+    # Whole numbers before the offsets are added: a float sum could round up into the next class.
+    picks = (rng.random(budget) * np.repeat(groups.sizes, draws)).astype(np.int64)
     picks += np.repeat(groups.offsets[:-1], draws)
-    return round_robin(groups.members[picks.astype(np.int64)], groups.number)
+    return round_robin(groups.members[picks], groups.number)
 
 
 def shuffled_draws(groups: Groups, budget: int, rng: np.random.Generator) -> Array:
@@ -111,10 +111,14 @@ def weighted_draws(weights: Array, groups: Groups, budget: int, rng: np.random.G
     begin, sizes = groups.offsets[:-1], groups.sizes
     w[np.repeat(np.add.reduceat(w, begin) == 0, sizes)] = 1.0
     w /= np.repeat(np.add.reduceat(w, begin), sizes)
-    cumulated = np.cumsum(w)  # class k covers [k, k + 1)
+    cumulated = np.cumsum(w)
+    ends = cumulated[groups.offsets[1:] - 1]
+    starts = np.append(0.0, ends[:-1])
     draws = draws_per_class(groups.number, budget)
-    picks = np.searchsorted(cumulated, rng.random(budget) + np.repeat(np.arange(groups.number), draws), side="right")
-    picks = np.clip(picks, np.repeat(begin, draws), np.repeat(begin + sizes - 1, draws))
+    # Rounding stays within [start, end) of the class: there, `side="right"` finds only samples that have weight.
+    targets = np.repeat(starts, draws) + rng.random(budget) * np.repeat(ends - starts, draws)
+    targets = np.minimum(targets, np.repeat(np.nextafter(ends, starts), draws))
+    picks = np.searchsorted(cumulated, targets, side="right")
     return round_robin(groups.members[picks], groups.number)
 
 

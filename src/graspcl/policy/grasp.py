@@ -13,7 +13,7 @@ import numpy as np
 from graspcl.errors import GraspError
 from graspcl.policy.base import PlannedPolicy, policies
 from graspcl.policy.drawing import Groups, draws_per_class, group_by_class, round_robin
-from graspcl.policy.prototype import prototype_distances
+from graspcl.policy.prototype import check_eps, prototype_distances
 from graspcl.policy.session import Session
 
 Array = np.ndarray[Any, Any]
@@ -39,9 +39,12 @@ class Grasp(PlannedPolicy):
     cost = "one forward pass over the buffer per session"
     source = "Harun et al. 2024, Algorithm 1"
 
+    def __post_init__(self) -> None:
+        check_eps(self.eps)
+
     def plan(self, session: Session, budget: int, rng: np.random.Generator) -> Array:
         distances = prototype_distances(session.embeddings, session.label_tensor).numpy(force=True)
-        return _grasp_draws(distances, session.groups, budget, rng, self.eps)
+        return grasp_draws(distances, session.groups, budget, rng, self.eps)
 
 
 def grasp_order(distances: Array, labels: Array, budget: int, rng: np.random.Generator, eps: float = 1e-7) -> Array:
@@ -57,10 +60,13 @@ def grasp_order(distances: Array, labels: Array, budget: int, rng: np.random.Gen
     distances, labels = np.asarray(distances, np.float64), np.asarray(labels)
     if distances.ndim != 1 or distances.shape != labels.shape:
         raise GraspError(f"one distance per label is needed, not shapes {distances.shape} and {labels.shape}")
-    return _grasp_draws(distances, group_by_class(labels), budget, rng, eps)
+    if len(labels) and labels.dtype.kind not in "iub":
+        raise GraspError(f"labels must be integers, not {labels.dtype}")
+    return grasp_draws(distances, group_by_class(labels.astype(np.int64)), budget, rng, eps)
 
 
-def _grasp_draws(distances: Array, groups: Groups, budget: int, rng: np.random.Generator, eps: float) -> Array:
+def grasp_draws(distances: Array, groups: Groups, budget: int, rng: np.random.Generator, eps: float) -> Array:
+    """As `grasp_order`, for samples that are grouped by class already."""
     _check(distances, budget, eps)
     if budget == 0:
         return np.empty(0, np.int64)
@@ -90,8 +96,7 @@ def _check(distances: Array, budget: int, eps: float) -> None:
         raise GraspError(f"a budget is 0 or more samples, not {budget}")
     if budget and not len(distances):
         raise GraspError(f"{budget} samples cannot be drawn from an empty buffer")
-    if not eps > 0:
-        raise GraspError(f"eps must be above 0, not {eps}: a sample at distance 0 would have no probability")
+    check_eps(eps)
     bad = np.flatnonzero(~(distances >= 0) | ~np.isfinite(distances))
     if len(bad):
         raise GraspError(

@@ -9,7 +9,7 @@ import numpy as np
 
 from graspcl.policy.base import PlannedPolicy, policies
 from graspcl.policy.drawing import weighted_draws
-from graspcl.policy.prototype import prototype_distances
+from graspcl.policy.prototype import check_eps, prototype_distances
 from graspcl.policy.session import Session
 
 Array = np.ndarray[Any, Any]
@@ -39,6 +39,9 @@ class Mof(_ByDistance):
     eps: float = 1e-7
 
     source = "Chaudhry et al. 2019; GRASP's first-draw rule without its update"
+
+    def __post_init__(self) -> None:
+        check_eps(self.eps)
 
     def weights(self, distances: Array) -> Array:
         return 1 / (distances + self.eps)

@@ -12,6 +12,7 @@ from graspcl.errors import GraspError
 Array = np.ndarray[Any, Any]
 
 _CHUNK = 16384
+_ROUNDING = 1e-12
 
 
 @overload
@@ -30,28 +31,40 @@ def prototype_distances(embeddings: Any, labels: Any) -> Any:
     >>> prototype_distances(z, np.array([0, 0, 0, 1])).round(3).tolist()
     [0.106, 0.106, 0.553, 0.0]
     """
-    numpy_in = isinstance(embeddings, np.ndarray)
-    z = torch.as_tensor(embeddings)
-    classes, k = torch.unique(torch.as_tensor(labels, device=z.device), return_inverse=True)
-    if z.ndim != 2 or len(z) != len(k):
+    z = _tensor(embeddings)
+    classes, k = torch.unique(_tensor(labels).to(z.device), return_inverse=True)
+    if z.ndim != 2 or k.shape != z.shape[:1]:
         raise GraspError(
             f"embeddings [N, D] and labels [N] are needed, not shapes {tuple(z.shape)} and {tuple(k.shape)}"
         )
-    _refuse_directionless(z)
+    chunks = list(zip(torch.split(z, _CHUNK), torch.split(k, _CHUNK), strict=True))
+    lengths = torch.cat([torch.linalg.vector_norm(part.double(), dim=1) for part, _ in chunks])
+    _refuse_directionless(lengths)
     q = torch.zeros(len(classes), z.shape[1], dtype=torch.float64, device=z.device)
-    for part, rows in zip(torch.split(z, _CHUNK), torch.split(k, _CHUNK), strict=True):
+    for part, rows in chunks:
         q.index_add_(0, rows, part.double())  # the sum has the direction of the mean
-    q = torch.nn.functional.normalize(q, dim=1)
-    d = torch.empty(len(z), dtype=torch.float64, device=z.device)
-    for at, (part, rows) in enumerate(zip(torch.split(z, _CHUNK), torch.split(k, _CHUNK), strict=True)):
-        cosine = (torch.nn.functional.normalize(part.double(), dim=1) * q[rows]).sum(1)
-        d[at * _CHUNK : at * _CHUNK + len(part)] = (1 - cosine).clamp(0, 2)
-    return d.numpy() if numpy_in else d
+    # A sum that is all rounding error counts as zero, whatever the scale of the embeddings.
+    rounding = _ROUNDING * lengths.new_zeros(len(classes)).index_add_(0, k, lengths)
+    q /= torch.maximum(torch.linalg.vector_norm(q, dim=1), rounding)[:, None]
+    cosines = torch.cat([(part.double() * q[rows]).sum(1) for part, rows in chunks]) / lengths
+    d = (1 - cosines).clamp(0, 2)
+    return d.numpy() if isinstance(embeddings, np.ndarray) else d
 
 
-def _refuse_directionless(z: torch.Tensor) -> None:
-    norms = torch.linalg.vector_norm(z.to(torch.float64) if len(z) < _CHUNK else z, dim=1)
+def check_eps(eps: float) -> None:
+    """Refuse an ε that cannot stand in for a distance of 0."""
+    if not 0 < eps < float("inf"):
+        raise GraspError(f"eps must be finite and above 0, not {eps}: it stands in for a distance of 0")
+
+
+def _tensor(values: Any) -> torch.Tensor:
+    if isinstance(values, np.ndarray):
+        return torch.from_numpy(np.require(values, requirements=["C", "W"]))  # torch takes no other; mostly no copy
+    return torch.as_tensor(values).detach()
+
+
+def _refuse_directionless(norms: torch.Tensor) -> None:
     for bad, what in ((~norms.isfinite(), "hold NaN or infinity"), (norms == 0, "are all zero")):
         if bad.any():
             which = bad.nonzero()[:, 0]
-            raise GraspError(f"{len(which)} of {len(z)} embeddings {what} (rows {which[:5].tolist()})")
+            raise GraspError(f"{len(which)} of {len(norms)} embeddings {what} (rows {which[:5].tolist()})")

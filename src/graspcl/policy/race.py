@@ -97,8 +97,9 @@ def race_class(distances: Array, eps: float, first: Array, again: Array, drawn: 
     d = distances / unit
     eps /= unit
     farthest = d.max()
-    # An exponential number of (almost) 0 has probability 2^-53; the floor keeps the sort's range of octaves small.
-    arrival = np.maximum(first * (d + eps), (farthest + eps) * 2.0**-80)
+    # An exponential number of exactly 0 has probability 2^-53; the floor keeps the sort's range of octaves small.
+    # It lies far below the first arrival of the nearest sample, so that it never makes two samples arrive together.
+    arrival = np.maximum(first * (d + eps), (d.min() + eps) * 2.0**-80)
     order = argsort_arrivals(arrival)
     times, who = np.empty(n), np.empty(n, np.int32)  # a heap of the samples that were drawn before
     waiting = arrived = 0

@@ -140,13 +140,17 @@ def batches(policy: Policy, session: Session, begun: int | None = None) -> Itera
     n = session.budget.batch_size
     for _ in range(begun or 0, session.budget.updates):
         with selecting(session):
-            slots = np.asarray(policy.select(session, n), np.int64)
-        if slots.shape != (n,) or slots.min() < 0 or slots.max() >= len(session.buffer):
-            raise GraspError(
-                f"policy {policy.name!r} must return {n} slots in 0 … {len(session.buffer) - 1}, "
-                f"not {slots.shape} in {slots.min(initial=0)} … {slots.max(initial=0)}"
-            )
-        yield slots
+            slots = np.asarray(policy.select(session, n))
+        _check_slots(policy, slots, n, len(session.buffer))
+        yield slots.astype(np.int64)
+
+
+def _check_slots(policy: Policy, slots: Array, n: int, stored: int) -> None:
+    wanted = f"policy {policy.called!r} must return {n} slots in 0 … {stored - 1}"
+    if slots.dtype.kind not in "iu" or slots.shape != (n,):
+        raise GraspError(f"{wanted}, not {slots.dtype} of shape {slots.shape}")
+    if slots.min() < 0 or slots.max() >= stored:
+        raise GraspError(f"{wanted}, not {slots.min()} … {slots.max()}")
 
 
 def rehearse(
@@ -187,12 +191,16 @@ def selecting(session: Session) -> Iterator[None]:
 
 @contextlib.contextmanager
 def evaluating(network: Any) -> Iterator[None]:
-    """Eval mode within; afterwards every module is in the mode it was in."""
-    modules = list(network.modules()) if isinstance(network, torch.nn.Module) else []
+    """Eval mode within; afterwards every module is in the mode it was in.
+
+    `network` is a module or a method of one; any other function has to see to the modes of what it calls.
+    """
+    owner = getattr(network, "__self__", network)
+    modules = list(owner.modules()) if isinstance(owner, torch.nn.Module) else []
     modes = [module.training for module in modules]
     try:
-        if modules:
-            network.eval()
+        for module in modules:
+            module.training = False
         yield
     finally:
         for module, mode in zip(modules, modes, strict=True):

@@ -1,0 +1,81 @@
+"""The settings of a run: one tree of dataclasses, written into the run folder as TOML."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from graspcl.learner import Optimiser
+
+
+@dataclass(frozen=True)
+class StreamConfig:
+    """Classes known at the start, and how many sessions bring the others."""
+
+    base_classes: int
+    sessions: int
+    chunk: int = 512
+
+
+@dataclass(frozen=True)
+class BufferConfig:
+    """What is kept: a number of samples, a size such as "8MB", or everything (None)."""
+
+    capacity: int | str | None = None
+    maintenance: str = "largest_class"
+
+
+@dataclass(frozen=True)
+class BudgetConfig:
+    """What a session may spend: so many passes over the stored samples, in mini-batches."""
+
+    passes: float = 1.0
+    batch_size: int = 64
+
+
+@dataclass(frozen=True)
+class BaseConfig:
+    """Base initialisation: supervised training on the base classes before the stream begins."""
+
+    passes: float
+    optimiser: Optimiser
+    batch_size: int = 64
+
+
+@dataclass(frozen=True)
+class Config:
+    """One run."""
+
+    setup: str
+    stream: StreamConfig
+    buffer: BufferConfig
+    budget: BudgetConfig
+    base: BaseConfig
+    optimiser: Optimiser
+    policy: str = "grasp"
+    policy_parameters: dict[str, Any] = field(default_factory=dict)
+    learner: str = "siesta"
+    seed: int = 0
+
+    @property
+    def policy_label(self) -> str:
+        """The policy as it is named in tables: with the parameters that are not its defaults.
+
+        >>> from graspcl.experiment.setups import setups
+        >>> setups["listings"].config(policy="uniform_balanced", policy_parameters={"replace": False}).policy_label
+        'uniform_balanced(replace=False)'
+        """
+        given = ", ".join(f"{name}={value}" for name, value in self.policy_parameters.items())
+        return f"{self.policy}({given})" if given else self.policy
+
+
+def as_plain(config: Config) -> dict[str, Any]:
+    """The tree as nested dictionaries without None, fit for TOML."""
+
+    def prune(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: prune(inner) for key, inner in value.items() if inner is not None}
+        return value
+
+    plain: dict[str, Any] = prune(asdict(config))
+    return plain

@@ -1,0 +1,149 @@
+"""What a learner is: it observes chunks of a stream (online) and rehearses within a budget (offline)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from graspcl.buffer import Buffer
+from graspcl.learner import rehearsal
+from graspcl.learner.optimiser import Optimiser
+from graspcl.learner.rehearsal import Rehearsal, SessionLog
+from graspcl.model import Outputs, SplitNetwork
+from graspcl.policy import Budget, Policy, policies
+from graspcl.random import restore_rng, rng_state
+from graspcl.registry import Registry
+
+Array = np.ndarray[Any, Any]
+learners: Registry[Learner] = Registry("learner", "graspcl.learner")
+
+_CHUNK = 512
+
+
+class Learner:
+    """A split network, a buffer and a policy that together keep learning.
+
+    Labels are arbitrary integers; the head's rows stand in the order in which classes first arrived (`classes`).
+    Every old sample the learner uses comes out of its buffer. `rng` (a generator or a seed) is the policy's.
+    """
+
+    name: ClassVar[str] = ""
+    offline: ClassVar[bool] = False  # new samples may exceed the buffer's capacity until the session ends
+
+    def __init__(
+        self,
+        network: SplitNetwork,
+        buffer: Buffer,
+        policy: Policy | str = "grasp",
+        optimiser: Optimiser | None = None,
+        rng: np.random.Generator | int = 0,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.network = network.to(device).eval()
+        self.buffer = buffer
+        self.policy = policies.create(policy) if isinstance(policy, str) else policy
+        self.optimiser = optimiser or Optimiser()
+        self.rng = np.random.default_rng(rng)
+        self.device = torch.device(device)
+        self.classes: list[int] = []
+        self.since = 0  # samples offered to the buffer before the last session are old
+        self._row_of = torch.empty(0, dtype=torch.int64, device=self.device)
+
+    # -- online ----------------------------------------------------------------------------------------------------
+
+    def observe(self, inputs: torch.Tensor, labels: Any, ids: Any | None = None) -> None:
+        """A chunk of the stream, raw inputs [n, …] and labels [n]: encode and learn from it at once."""
+        self.observe_codes(self.encode(inputs), labels, ids)
+
+    def observe_codes(self, codes: torch.Tensor, labels: Any, ids: Any | None = None) -> None:
+        """As `observe`, for inputs that went through the frozen part and the codec already (`encode`)."""
+        labels = np.asarray(labels)
+        self.buffer.insert_codes(codes, labels, ids, overflow=self.offline)
+        self._meet(labels)
+        self.learn_online(codes, torch.as_tensor(labels, dtype=torch.int64, device=self.device))
+
+    def learn_online(self, codes: torch.Tensor, labels: torch.Tensor) -> None:
+        """What a learner does with new samples beside storing them; by default nothing."""
+
+    def encode(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Raw inputs [n, …] to codes [n, …] as they are stored."""
+        return self.buffer.encode(self.network.encode(inputs.to(self.device)))
+
+    # -- offline ---------------------------------------------------------------------------------------------------
+
+    def rehearse(self, budget: Budget, on_step: Callable[[Rehearsal], None] | None = None) -> SessionLog:
+        """One rehearsal session: exactly `budget.updates` updates chosen by the policy."""
+        return rehearsal.run(Rehearsal(self, budget), on_step)
+
+    def loss(self, outputs: Outputs, labels: torch.Tensor, slots: Array) -> torch.Tensor:
+        """Loss of each sample of a mini-batch [n]; by default cross-entropy."""
+        return torch.nn.functional.cross_entropy(outputs.logits, self.rows(labels), reduction="none")
+
+    def end_session(self) -> None:
+        """After a session: the buffer returns to its capacity, and what it holds is old."""
+        self.buffer.compress()
+        self.since = self.buffer.seen
+
+    # -- use -------------------------------------------------------------------------------------------------------
+
+    def predict(self, inputs: torch.Tensor) -> Array:
+        """Labels [n] of raw inputs [n, …]."""
+        return self.predict_codes(self.encode(inputs))
+
+    def predict_codes(self, codes: torch.Tensor) -> Array:
+        """Labels [n] of encoded inputs [n, …]."""
+        rows = self.outputs(codes, "logits").argmax(1).numpy(force=True)
+        return np.asarray(self.classes).take(rows)
+
+    def outputs(self, codes: torch.Tensor, part: str) -> torch.Tensor:
+        """One part of the network's `Outputs` for codes [n, …], in eval mode, without gradients, in chunks."""
+        self.network.eval()
+        with torch.no_grad():
+            chunks = [
+                getattr(self.network(self.buffer.decode(chunk.to(self.device))), part)
+                for chunk in torch.split(codes, _CHUNK)
+            ]
+        return torch.cat(chunks)
+
+    def rows(self, labels: torch.Tensor) -> torch.Tensor:
+        """The head's rows of `labels` [n]."""
+        return self._row_of[labels]
+
+    def _meet(self, labels: Array) -> None:
+        """Give classes not seen before a row in the head, in the order of arrival."""
+        known = set(self.classes)
+        arrived, first = np.unique(labels, return_index=True)
+        self.classes += [int(label) for label in arrived[np.argsort(first)] if int(label) not in known]
+        if len(self.classes) > len(known):
+            self.network.head.grow(len(self.classes))
+            self._map_classes()
+
+    def _map_classes(self) -> None:
+        row_of = np.full(max(self.classes, default=-1) + 1, -1)
+        row_of[self.classes] = np.arange(len(self.classes))
+        self._row_of = torch.from_numpy(row_of).to(self.device)
+
+    # -- state -----------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that decides what the learner knows and will do, between two sessions."""
+        return {
+            "network": {name: value.clone() for name, value in self.network.state_dict().items()},
+            "classes": list(self.classes),
+            "since": self.since,
+            "buffer": self.buffer.state_dict(),
+            "policy": self.policy.state_dict(),
+            "rng": rng_state(self.rng),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave, into a learner made with the same settings."""
+        self.network.load_state_dict(state["network"])
+        self.classes, self.since = list(state["classes"]), int(state["since"])
+        self._map_classes()
+        self.buffer.load_state_dict(state["buffer"])
+        self.policy.load_state_dict(state["policy"])
+        restore_rng(self.rng, state["rng"])

@@ -1,0 +1,152 @@
+"""One rehearsal session of a learner, update by update."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from graspcl.errors import GraspError
+from graspcl.policy import Budget, Costs, Session, batches
+from graspcl.policy.session import selecting
+
+if TYPE_CHECKING:
+    from graspcl.learner.base import Learner
+
+Array = np.ndarray[Any, Any]
+
+_CHECK_EVERY = 50  # updates between looks at the loss; a look waits for the device
+
+
+class Feedback(NamedTuple):
+    """What a policy learns of a mini-batch after its update."""
+
+    logits: torch.Tensor
+    losses: torch.Tensor
+
+
+@dataclass
+class SessionLog:
+    """What a session did and cost.
+
+    `losses` [updates] is the mean loss of each mini-batch; `rehearsed` [N] how often each stored sample was shown.
+    """
+
+    losses: Array
+    rehearsed: Array
+    costs: Costs
+    stored: int
+    buffer_bytes: int
+
+    @property
+    def coverage(self) -> float:
+        """Share of the stored samples shown at least once."""
+        return float((self.rehearsed > 0).mean()) if len(self.rehearsed) else 0.0
+
+
+class Rehearsal:
+    """A session under way: `step()` until `done`, then `finish()`. Its state can be saved between any two steps."""
+
+    def __init__(self, learner: Learner, budget: Budget, state: dict[str, Any] | None = None) -> None:
+        """Begin a session; or, with the `state` of an interrupted one and the learner restored as of then, go on."""
+        self.learner, self.budget = learner, budget
+        self.session = Session(
+            learner.buffer, budget, learner.rng, learner.network, learner.since, learner.rows, learner.device
+        )
+        self.updates = 0
+        self._losses: list[torch.Tensor] = []
+        self._rehearsed = np.zeros(len(learner.buffer), np.int64)
+        self._optimizer = learner.optimiser.build(learner.network.plastic_parameters())
+        self._scheduler = learner.optimiser.scheduler(self._optimizer, budget.updates)
+        # If the loss runs away, the learner goes back to what it knew before the session.
+        self._before = {name: value.detach().clone() for name, value in learner.network.plastic_parameters()}
+        if state is not None:
+            self._load(state)
+        self._batches = batches(learner.policy, self.session, begun=None if state is None else self.updates)
+
+    @property
+    def done(self) -> bool:
+        """Whether the budget is spent."""
+        return self.updates >= self.budget.updates
+
+    def step(self) -> None:
+        """Select a mini-batch and update the plastic part on it."""
+        learner, costs = self.learner, self.session.costs
+        slots = next(self._batches)
+        begin = time.perf_counter()
+        inputs, labels = learner.buffer.fetch(slots, learner.device)
+        learner.network.train()
+        outputs = learner.network(inputs)
+        losses = learner.loss(outputs, labels, slots)
+        self._optimizer.zero_grad(set_to_none=True)
+        losses.mean().backward()
+        self._optimizer.step()
+        self._scheduler.step()
+        costs.training_seconds += time.perf_counter() - begin
+        with selecting(self.session):
+            learner.policy.observe(slots, Feedback(outputs.logits.detach(), losses.detach()))
+        np.add.at(self._rehearsed, slots, 1)
+        self._losses.append(losses.detach().mean())
+        self.updates += 1
+        costs.updates = self.updates
+        costs.training_forward += len(slots)
+        costs.training_backward += len(slots)
+        if self.updates % _CHECK_EVERY == 0 or self.done:
+            self._check_losses()
+
+    def finish(self) -> SessionLog:
+        """End the session: the learner's buffer is compressed and all its samples count as old from now on."""
+        learner = self.learner
+        learner.network.eval()
+        stored, nbytes = len(learner.buffer), learner.buffer.nbytes
+        learner.end_session()
+        losses = torch.stack(self._losses).float().numpy(force=True) if self._losses else np.empty(0, np.float32)
+        return SessionLog(losses, self._rehearsed, self.session.costs, stored, nbytes)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the learner's own state does not hold of a session under way."""
+        return {
+            "updates": self.updates,
+            "losses": torch.stack(self._losses).cpu() if self._losses else torch.empty(0),
+            "rehearsed": self._rehearsed.copy(),
+            "costs": asdict(self.session.costs),
+            "optimizer": copy.deepcopy(self._optimizer.state_dict()),
+            "scheduler": copy.deepcopy(self._scheduler.state_dict()),
+            "before": self._before,
+        }
+
+    def _load(self, state: dict[str, Any]) -> None:
+        self.updates = int(state["updates"])
+        self._losses = list(torch.as_tensor(state["losses"]).to(self.learner.device))
+        self._rehearsed = np.array(state["rehearsed"])
+        self.session.costs = Costs(**state["costs"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._scheduler.load_state_dict(state["scheduler"])
+        self._before = {name: value.to(self.learner.device) for name, value in state["before"].items()}
+
+    def _check_losses(self) -> None:
+        recent = torch.stack(self._losses[-_CHECK_EVERY:])
+        if recent.isfinite().all():
+            return
+        with torch.no_grad():
+            for name, parameter in self.learner.network.plastic_parameters():
+                parameter.copy_(self._before[name])
+        at = self.updates - len(recent) + int((~recent.isfinite()).nonzero()[0])
+        raise GraspError(
+            f"the loss became {recent[~recent.isfinite()][0].item()} at update {at} of {self.budget.updates}; "
+            f"lower the learning rate ({self.learner.optimiser.lr}). The network is as it was before the session"
+        )
+
+
+def run(rehearsal: Rehearsal, on_step: Callable[[Rehearsal], None] | None = None) -> SessionLog:
+    """Step a session to its end."""
+    while not rehearsal.done:
+        rehearsal.step()
+        if on_step is not None:
+            on_step(rehearsal)
+    return rehearsal.finish()

@@ -1,0 +1,125 @@
+"""The contract of a learner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from graspcl.learner import Learner, Rehearsal
+from graspcl.policy import Budget
+
+_BUDGET = Budget(updates=6, batch_size=8)
+
+
+def check_learner(make: Callable[[], Learner], inputs: torch.Tensor) -> None:
+    """Assert what every learner promises; `make` gives a new one, equal each time; it takes `inputs` [n ≥ 40, …].
+
+    >>> from graspcl.buffer import Buffer
+    >>> from graspcl.learner import Optimiser, Siesta
+    >>> from graspcl.model import vector_network
+    >>> def make() -> Siesta:
+    ...     network = vector_network(6, hidden=8, embedding=5, generator=torch.Generator().manual_seed(0))
+    ...     return Siesta(network, Buffer(capacity=30), "grasp", Optimiser(lr=0.1))
+    >>> check_learner(make, torch.randn(40, 6, generator=torch.Generator().manual_seed(1)))
+    """
+    labels = np.array([7, 3, 7, 11])[np.arange(len(inputs)) % 4]
+    _check_predictions(make(), inputs, labels)
+    _check_budget(make(), inputs, labels)
+    _check_frozen(make(), inputs, labels)
+    _check_random_state(make(), inputs, labels)
+    _check_repeatable(make, inputs, labels)
+    _check_restored(make, inputs, labels)
+    _check_interrupted(make, inputs, labels)
+
+
+def _learn(learner: Learner, inputs: torch.Tensor, labels: np.ndarray[Any, Any]) -> None:
+    """Two sessions; the second brings classes the first had not."""
+    early = labels != 11
+    learner.observe(inputs[torch.from_numpy(early)], labels[early])
+    learner.rehearse(_BUDGET)
+    learner.observe(inputs[torch.from_numpy(~early)], labels[~early])
+    learner.rehearse(_BUDGET)
+
+
+def _check_predictions(learner: Learner, inputs: torch.Tensor, labels: np.ndarray[Any, Any]) -> None:
+    early = labels != 11
+    learner.observe(inputs[torch.from_numpy(early)], labels[early])
+    known = set(np.unique(labels[early]).tolist())
+    predicted = learner.predict(inputs)
+    assert predicted.shape == (len(inputs),), "predict gives one label per input"
+    assert set(predicted.tolist()) <= known, "only classes that were observed can be predicted"
+    _learn(learner, inputs, labels)
+    assert sorted(learner.classes) == sorted(set(labels.tolist())), "`classes` lists every class observed, once"
+
+
+def _check_budget(learner: Learner, inputs: torch.Tensor, labels: np.ndarray[Any, Any]) -> None:
+    learner.observe(inputs, labels)
+    log = learner.rehearse(_BUDGET)
+    assert log.costs.updates == _BUDGET.updates == len(log.losses), "a session makes exactly the updates of its budget"
+    assert log.costs.training_backward >= _BUDGET.samples, "the log counts every sample that was trained on"
+    assert np.isfinite(log.losses).all(), "losses are finite"
+    bound = learner.buffer.capacity
+    assert bound is None or len(learner.buffer) <= bound, "after a session the buffer is within its capacity"
+    assert learner.rehearse(Budget(0, 8)).costs.updates == 0, "a budget of nothing is legal"
+
+
+def _check_frozen(learner: Learner, inputs: torch.Tensor, labels: np.ndarray[Any, Any]) -> None:
+    before = {name: value.clone() for name, value in learner.network.frozen.state_dict().items()}
+    _learn(learner, inputs, labels)
+    for name, value in learner.network.frozen.state_dict().items():
+        assert torch.equal(value, before[name]), f"the frozen part must not change, but {name} did"
+
+
+def _check_random_state(learner: Learner, inputs: torch.Tensor, labels: np.ndarray[Any, Any]) -> None:
+    before = _global_random_state()
+    _learn(learner, inputs, labels)
+    assert _global_random_state() == before, "no global random generator may be touched"
+
+
+def _global_random_state() -> tuple[bytes, str]:
+    return torch.get_rng_state().numpy().tobytes(), repr(np.random.get_state())  # noqa: NPY002  (looked at, not used)
+
+
+def _check_repeatable(make: Callable[[], Learner], inputs: torch.Tensor, labels: np.ndarray[Any, Any]) -> None:
+    first, second = make(), make()
+    for learner in (first, second):
+        _learn(learner, inputs, labels)
+    _assert_same(first, second, "two learners made alike must learn the same")
+
+
+def _check_restored(make: Callable[[], Learner], inputs: torch.Tensor, labels: np.ndarray[Any, Any]) -> None:
+    straight, interrupted = make(), make()
+    for learner in (straight, interrupted):
+        learner.observe(inputs, labels)
+        learner.rehearse(_BUDGET)
+    restored = make()
+    restored.load_state_dict(interrupted.state_dict())
+    for learner in (straight, restored):
+        _learn(learner, inputs, labels)
+    _assert_same(straight, restored, "a learner restored between sessions must go on as if nothing had happened")
+
+
+def _check_interrupted(make: Callable[[], Learner], inputs: torch.Tensor, labels: np.ndarray[Any, Any]) -> None:
+    straight, interrupted, restored = make(), make(), make()
+    for learner in (straight, interrupted):
+        learner.observe(inputs, labels)
+    straight.rehearse(_BUDGET)
+    session = Rehearsal(interrupted, _BUDGET)
+    for _ in range(_BUDGET.updates // 2):
+        session.step()
+    restored.load_state_dict(interrupted.state_dict())
+    rest = Rehearsal(restored, _BUDGET, session.state_dict())
+    while not rest.done:
+        rest.step()
+    rest.finish()
+    _assert_same(straight, restored, "a session restored in its middle must end as if nothing had happened")
+
+
+def _assert_same(one: Learner, other: Learner, message: str) -> None:
+    weights, others = one.network.state_dict(), other.network.state_dict()
+    for name, value in weights.items():
+        assert torch.equal(value, others[name]), f"{message}: {name} differs"
+    assert np.array_equal(one.buffer.ids, other.buffer.ids), f"{message}: the buffers differ"

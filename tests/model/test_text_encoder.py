@@ -1,0 +1,69 @@
+"""The static text encoder against its definition."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from graspcl.errors import GraspError, MissingExtra
+from graspcl.model import StaticTextEncoder, text
+
+tokenizers = pytest.importorskip("tokenizers", reason="needs graspcl[demo]")
+pytestmark = pytest.mark.skipif(find_spec("wordllama") is None, reason="needs graspcl[demo]")
+
+TEXTS = ["Garden chair, green, hardly used", "iphone 12", "", "Ünïcode 日本語 🚲", "a " * 500, " "]
+
+
+@pytest.fixture(scope="module")
+def encoder() -> StaticTextEncoder:
+    return StaticTextEncoder()
+
+
+def test_vectors_are_normalised_means_of_token_embeddings(encoder: StaticTextEncoder) -> None:
+    spec = find_spec("wordllama")
+    assert spec is not None and spec.origin is not None
+    tokenizer = tokenizers.Tokenizer.from_file(str(Path(spec.origin).parent / text._TOKENIZER))
+    vectors = encoder.encode(TEXTS)
+    assert vectors.shape == (len(TEXTS), 256) and vectors.dtype == torch.float32
+    for line, vector in zip(TEXTS, vectors, strict=True):
+        ids = tokenizer.encode(line, add_special_tokens=False).ids or [tokenizer.token_to_id("<unk>")]
+        mean = encoder.embeddings[ids].mean(0)
+        torch.testing.assert_close(vector, mean / mean.norm(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(vectors.norm(dim=1), torch.ones(len(TEXTS)))
+
+
+def test_chunks_do_not_matter(encoder: StaticTextEncoder) -> None:
+    assert torch.equal(encoder.encode(TEXTS, chunk=2), encoder.encode(TEXTS))
+
+
+def test_no_texts(encoder: StaticTextEncoder) -> None:
+    assert encoder.encode([]).shape == (0, 256)
+
+
+def test_the_package_is_not_imported(encoder: StaticTextEncoder) -> None:
+    encoder.encode(TEXTS)
+    assert "wordllama" not in sys.modules
+
+
+def test_one_text_is_no_list_of_texts(encoder: StaticTextEncoder) -> None:
+    with pytest.raises(GraspError, match=r"encode\(\[text\]\)"):
+        encoder.encode("chair")
+
+
+def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtra, match=r"graspcl\[demo\]"):
+        StaticTextEncoder()
+
+
+def test_wrong_files_are_explained(tmp_path: Path) -> None:
+    with pytest.raises(GraspError, match="is no file"):
+        StaticTextEncoder(weights=tmp_path / "none.safetensors")
+    save_file({"other": torch.ones(2, 2)}, tmp_path / "w.safetensors")
+    with pytest.raises(GraspError, match="holds \\['other'\\]"):
+        StaticTextEncoder(weights=tmp_path / "w.safetensors")
