@@ -27,6 +27,7 @@ def demo(
     streams: tuple[Literal["listings", "groceries"], ...] = ("listings", "groceries"),
     seeds: int = 3,
     policies: str = "",
+    workers: int | None = None,
     out: Path = Path("runs"),
     plugin: Plugins = [],  # noqa: B006  (never changed; cyclopts shows it as the default)
 ) -> None:
@@ -40,11 +41,13 @@ def demo(
         Runs per policy; each seed has its own class order, weights and draws.
     policies
         Comma-separated names, instead of grasp and three kinds of uniform rehearsal.
+    workers
+        Runs at the same time, each in a process of its own; by default one per core.
     out
         Where the run folder is made.
     """
     from graspcl.cli.progress import Bars
-    from graspcl.experiment import DEMO_CHOICES, Choice, compare, setups
+    from graspcl.experiment import DEMO_CHOICES, Choice, compare, make_workers, setups
     from graspcl.report import comparison, rows
 
     load_plugins(plugin)
@@ -52,10 +55,10 @@ def demo(
     console = Console()
     folder = out / time.strftime("demo-%Y%m%d-%H%M%S")
     tables = []
-    with Bars(console) as bars:
+    with Bars(console) as bars, make_workers(workers, plugin) as processes:
         for name in streams:
-            paths = compare(setups[name], choices, range(seeds), folder, bars)
-            tables.append(comparison(setups[name].title, rows(paths)))
+            paths = compare(setups[name], choices, range(seeds), folder, bars, processes)
+            tables.append(comparison(setups[name].title, rows(paths), console.width))
     for table in tables:
         console.print()
         console.print(table)

@@ -1,16 +1,22 @@
-"""Comparisons: the same stream, budget and buffer for several policies and seeds."""
+"""Comparisons: the same stream, budget, buffer and base initialisation for several policies and seeds."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Executor, Future, as_completed
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from graspcl.experiment.checkpoint import load_state, save_state
+from graspcl.experiment.config import Config
 from graspcl.experiment.folder import RunFolder
-from graspcl.experiment.progress import Progress
-from graspcl.experiment.run import initialise_base, run
-from graspcl.experiment.setups import Setup
+from graspcl.experiment.progress import Progress, Silent
+from graspcl.experiment.run import encode_all, initialise_base, run
+from graspcl.experiment.setups import Latents, Setup, setups
 from graspcl.policy import policies
 
 
@@ -31,18 +37,57 @@ DEMO_CHOICES = (
 
 
 def compare(
-    setup: Setup, choices: Sequence[Choice], seeds: Sequence[int], folder: Path, progress: Progress
+    setup: Setup, choices: Sequence[Choice], seeds: Sequence[int], folder: Path, progress: Progress, workers: Executor
 ) -> list[Path]:
-    """Run every choice with every seed; each seed's base initialisation is shared by all policies."""
+    """Run every choice with every seed; returns the run folders.
+
+    A seed decides class order, weights and draws; each seed's base initialisation is done once, for all policies.
+    """
     for choice in choices:
         policies.create(choice.policy, **choice.parameters)  # a wrong name or parameter is found before any work
-    latents = setup.load(progress)
-    done = []
-    for seed in seeds:
-        base = initialise_base(setup.config(seed=seed), setup, latents, progress)
-        for choice in choices:
-            config = setup.config(policy=choice.policy, policy_parameters=choice.parameters, seed=seed)
-            path = folder / setup.name / config.policy_label / f"seed-{seed}"
-            run(config, base, RunFolder(path), progress)
-            done.append(path)
-    return done
+    setup.load(progress)  # from here on the cache has the latents
+    title = f"{setup.name}: {len(choices)} policies x {len(seeds)} seeds"
+    runs: dict[Future[Path], None] = {}
+    with progress.task(title, len(seeds) * (1 + len(choices))) as advance:
+        bases = {
+            workers.submit(_base_task, setup.config(seed=seed), folder / setup.name / "base" / f"seed-{seed}"): seed
+            for seed in seeds
+        }
+        try:
+            for base in as_completed(bases):
+                for choice in choices:
+                    config = setup.config(policy=choice.policy, policy_parameters=choice.parameters, seed=bases[base])
+                    path = folder / setup.name / config.policy_label / f"seed-{config.seed}"
+                    runs[workers.submit(_run_task, config, base.result(), path)] = None
+                advance(1)
+            for run_done in as_completed(runs):
+                run_done.result()
+                advance(1)
+        except BaseException:
+            workers.shutdown(wait=False, cancel_futures=True)
+            raise
+    return sorted((future.result() for future in runs), key=lambda path: int(path.name.partition("-")[2]))
+
+
+def _base_task(config: Config, path: Path) -> Path:
+    setup, file = setups[config.setup], path.with_suffix(".safetensors")
+    save_state(file, initialise_base(config, setup, _latents(config.setup)))
+    return file
+
+
+def _run_task(config: Config, base: Path, path: Path) -> Path:
+    setup, latents = setups[config.setup], _latents(config.setup)
+    state, codes = _start(config.setup, base)
+    run(config, setup, latents, codes, state, RunFolder(path))
+    return path
+
+
+@lru_cache(maxsize=1)
+def _latents(setup: str) -> Latents:
+    return setups[setup].load(Silent())
+
+
+@lru_cache(maxsize=1)
+def _start(setup: str, base: Path) -> tuple[dict[str, Any], torch.Tensor]:
+    state = load_state(base)
+    return state, encode_all(setups[setup], _latents(setup), state)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,6 @@ from graspcl.buffer import Buffer
 from graspcl.codec import Codec
 from graspcl.experiment.config import Config, as_plain
 from graspcl.experiment.folder import RunFolder, environment
-from graspcl.experiment.progress import Progress, Silent
 from graspcl.experiment.setups import Latents, Setup
 from graspcl.learner import Learner, learners
 from graspcl.metric import accuracies
@@ -23,17 +22,6 @@ from graspcl.random import generator, torch_generator
 from graspcl.stream import ClassIncremental
 
 Array = np.ndarray[Any, Any]
-
-
-@dataclass(frozen=True)
-class Base:
-    """What every policy of a comparison starts from: codes of all samples and the learner after base initialisation."""
-
-    setup: Setup
-    latents: Latents
-    codec: Codec
-    codes: torch.Tensor
-    state: dict[str, Any]
 
 
 def make_stream(config: Config, latents: Latents) -> ClassIncremental:
@@ -48,56 +36,62 @@ def make_stream(config: Config, latents: Latents) -> ClassIncremental:
     )
 
 
-def initialise_base(config: Config, setup: Setup, latents: Latents, progress: Progress | None = None) -> Base:
-    """Train the codec and the plastic network on the base classes: a first session of uniform rehearsal."""
-    progress = progress or Silent()
+def initialise_base(config: Config, setup: Setup, latents: Latents) -> dict[str, Any]:
+    """The state of a learner after base initialisation, from which every policy of a comparison starts.
+
+    The codec is trained on the base classes, then the plastic network: a first session of uniform rehearsal.
+    """
     base = make_stream(config, latents).base
-    with progress.task(f"seed {config.seed}: codec", 2) as advance:
-        values = torch.from_numpy(latents.values)
-        codec = setup.codec().fit(values[base].float())
-        advance(1)
-        codes = torch.cat([codec.encode(chunk.float()) for chunk in torch.split(values, 256)])
-        advance(1)
+    values = torch.from_numpy(latents.values[base]).float()
+    codec = setup.codec().fit(values)
     learner = _learner(replace(config, optimiser=config.base.optimiser), setup, codec, UniformBalanced(replace=False))
-    learner.observe_codes(codes[base], latents.labels[base], base)
-    budget = Budget.passes(config.base.passes, len(learner.buffer), config.base.batch_size)
-    with progress.task(f"seed {config.seed}: base classes", budget.updates) as advance:
-        learner.rehearse(budget, on_step=lambda _: advance(1))
-    return Base(setup, latents, codec, codes, {**learner.state_dict(), "policy": {}})
+    learner.observe_codes(codec.encode(values), latents.labels[base], base)
+    learner.rehearse(Budget.passes(config.base.passes, len(learner.buffer), config.base.batch_size))
+    return {**learner.state_dict(), "policy": {}}
 
 
-def run(config: Config, base: Base, folder: RunFolder, progress: Progress | None = None) -> dict[str, float]:
-    """Learn the stream with the configured policy; returns the summary, and leaves everything in the folder."""
-    progress = progress or Silent()
+def encode_all(setup: Setup, latents: Latents, base: dict[str, Any]) -> torch.Tensor:
+    """Codes of all samples, by the codec of a base state."""
+    codec = setup.codec()
+    codec.load_state_dict(base["buffer"]["codec"])
+    return torch.cat([codec.encode(chunk.float()) for chunk in torch.split(torch.from_numpy(latents.values), 256)])
+
+
+def run(
+    config: Config, setup: Setup, latents: Latents, codes: torch.Tensor, base: dict[str, Any], folder: RunFolder
+) -> dict[str, float]:
+    """Learn the stream with the configured policy; returns the summary, and leaves everything in the folder.
+
+    `codes` [N, …] are all samples' (`encode_all`), `base` is the state to start from (`initialise_base`).
+    """
     begin = time.perf_counter()
-    latents, stream = base.latents, make_stream(config, base.latents)
+    stream = make_stream(config, latents)
     folder.write_config(as_plain(config))
     folder.write_json("environment", environment())
-    learner = _learner(config, base.setup, base.codec, policies.create(config.policy, **config.policy_parameters))
-    learner.load_state_dict({**base.state, "policy": learner.policy.state_dict()})
-    labels, codes = latents.labels[latents.test], base.codes[latents.test]
+    policy = policies.create(config.policy, **config.policy_parameters)
+    learner = _learner(config, setup, setup.codec(), policy)
+    learner.load_state_dict({**base, "policy": policy.state_dict()})
+    labels, test_codes = latents.labels[latents.test], codes[torch.from_numpy(latents.test)]
     arrived = np.array([stream.arrival[int(label)] for label in labels])
-    predictions = [_predict(learner, codes, arrived <= 0)]
+    predictions = [_predict(learner, test_codes, arrived <= 0)]
     totals = {"updates": 0, "selection_seconds": 0.0, "training_seconds": 0.0, "coverage": 0.0}
-    with progress.task(f"seed {config.seed}: {config.policy_label}", config.stream.sessions) as advance:
-        for chunk in stream:
-            learner.observe_codes(base.codes[chunk.indices], latents.labels[chunk.indices], chunk.indices)
-            if not chunk.ends_session:
-                continue
-            known = arrived <= chunk.session
-            awake = _accuracy(_predict(learner, codes, known), labels, known)
-            budget = Budget.passes(config.budget.passes, len(learner.buffer), config.budget.batch_size)
-            log = learner.rehearse(budget)
-            predictions.append(_predict(learner, codes, known))
-            asleep = _accuracy(predictions[-1], labels, known)
-            measured = {**asdict(log.costs), "coverage": log.coverage}
-            totals = {name: total + measured[name] for name, total in totals.items()}
-            folder.append_metrics(
-                {"session": chunk.session, "accuracy": asleep, "accuracy_before_rehearsal": awake, "stored": log.stored,
-                 "buffer_bytes": log.buffer_bytes, "loss": float(log.losses[-10:].mean()), **measured}
-            )  # fmt: skip
-            folder.write_predictions(labels, predictions)
-            advance(1)
+    for chunk in stream:
+        learner.observe_codes(codes[torch.from_numpy(chunk.indices)], latents.labels[chunk.indices], chunk.indices)
+        if not chunk.ends_session:
+            continue
+        known = arrived <= chunk.session
+        awake = _accuracy(_predict(learner, test_codes, known), labels, known)
+        budget = Budget.passes(config.budget.passes, len(learner.buffer), config.budget.batch_size)
+        log = learner.rehearse(budget)
+        predictions.append(_predict(learner, test_codes, known))
+        asleep = _accuracy(predictions[-1], labels, known)
+        measured = {**asdict(log.costs), "coverage": log.coverage}
+        totals = {name: total + measured[name] for name, total in totals.items()}
+        folder.append_metrics(
+            {"session": chunk.session, "accuracy": asleep, "accuracy_before_rehearsal": awake, "stored": log.stored,
+             "buffer_bytes": log.buffer_bytes, "loss": float(log.losses[-10:].mean()), **measured}
+        )  # fmt: skip
+        folder.write_predictions(labels, predictions)
     result = accuracies(predictions, labels, stream.arrival)
     totals["coverage"] /= config.stream.sessions
     summary = {**result.summary(), **totals, "seconds": time.perf_counter() - begin}

@@ -79,17 +79,17 @@ _LISTINGS = Setup(
         stream=StreamConfig(base_classes=26, sessions=4),
         buffer=BufferConfig(capacity="8MB"),
         budget=BudgetConfig(passes=1.0, batch_size=64),
-        base=BaseConfig(passes=8, optimiser=Optimiser(lr=1.6)),
+        base=BaseConfig(passes=6, optimiser=Optimiser(lr=1.6)),
         optimiser=Optimiser(lr=1.6),
     ),
     load=_listings,
-    network=lambda generator: vector_network(256, generator=generator),
+    network=lambda generator: vector_network(256, hidden=256, scale=10.0, generator=generator),
     codec=Half,
 )
 
 # -- grocery photos through EfficientNet-Lite0, cut before its last stage ---------------------------------------------
 
-_SPLIT, _PIXELS = 14, 160  # latents of 192 x 5 x 5; an earlier cut is as correct but takes minutes per run on a CPU
+_SPLIT, _PIXELS = 14, 128  # latents of 192 x 4 x 4; an earlier cut is as correct but takes minutes per run on a CPU
 
 
 def _groceries(progress: Progress) -> Latents:
@@ -103,18 +103,18 @@ def _groceries(progress: Progress) -> Latents:
 
 _GROCERIES = Setup(
     name="groceries",
-    title="Grocery photos, 14 classes: 6 at the start, then 4 sessions of 2",
+    title="Grocery photos, 14 classes: 8 at the start, then 3 sessions of 2",
     defaults=Config(
         setup="groceries",
-        stream=StreamConfig(base_classes=6, sessions=4, chunk=64),
+        stream=StreamConfig(base_classes=8, sessions=3, chunk=64),
         buffer=BufferConfig(capacity=None),
         budget=BudgetConfig(passes=1.0, batch_size=32),
-        base=BaseConfig(passes=4, optimiser=Optimiser(lr=0.1), batch_size=32),
-        optimiser=Optimiser(lr=0.1),
+        base=BaseConfig(passes=3, optimiser=Optimiser(lr=3e-4), batch_size=32),
+        optimiser=Optimiser(lr=1e-3),
     ),
     load=_groceries,
-    network=lambda generator: efficientnet_lite0(split=_SPLIT, generator=generator),
-    codec=lambda: OPQ(iterations=10, samples=20_000),
+    network=lambda generator: efficientnet_lite0(split=_SPLIT, dropout=0.0, scale=16.0, generator=generator),
+    codec=lambda: OPQ(iterations=5),
 )
 
 setups = {setup.name: setup for setup in (_LISTINGS, _GROCERIES)}

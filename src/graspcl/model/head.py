@@ -18,8 +18,8 @@ class CosineHead(nn.Module):
 
     The bias is the weight of an extra input 1 and is normalised together with its row. `generator` seeds the head's own
     one, which initialises the rows; its state travels in `state_dict`, so that a resumed run grows the same rows.
-    `scale` is sigma's first value: 1 in the reference, whose thousands of updates let it grow; a budget of a few hundred
-    wants a larger one, since logits within ±1 cannot tell many classes apart.
+    `scale` is sigma's first value: 1 in the reference, whose thousands of updates let it grow; a budget of a few
+    hundred wants a larger one, since logits within ±1 cannot tell many classes apart.
 
     >>> head = CosineHead(4, classes=2, generator=torch.Generator().manual_seed(0))
     >>> head.grow(3)

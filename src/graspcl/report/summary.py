@@ -17,9 +17,9 @@ COLUMNS: tuple[tuple[str, str, int, bool | None], ...] = (
     ("mu_all", "μ_A", 2, True),
     ("alpha", "α", 2, True),
     ("updates", "updates", 0, None),
-    ("training_seconds", "training s", 1, None),
-    ("selection_seconds", "selection s", 2, None),
-    ("coverage", "buffer seen %", 1, None),
+    ("training_seconds", "train\ns", 1, None),
+    ("selection_seconds", "select\ns", 2, None),
+    ("coverage", "seen\n%", 1, None),
 )
 
 

@@ -1,0 +1,85 @@
+"""States on disk: one safetensors file, written in one step. Arrays are tensors, everything else is JSON; no pickle."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from graspcl.errors import GraspError
+
+_KEY = "graspcl"
+
+
+def save_state(path: Path, state: dict[str, Any]) -> None:
+    """Write a nested state (dictionaries, lists, numbers, strings, arrays, tensors) to `path`: whole or not at all."""
+    tensors: dict[str, torch.Tensor] = {}
+    skeleton = _flatten(state, "", tensors)
+    part = path.with_name(f"{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(part, "wb") as file:
+            file.write(save(tensors, {_KEY: json.dumps(skeleton)}))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise GraspError(f"the checkpoint {path} cannot be written: {error.strerror}") from error
+
+
+def load_state(path: Path) -> dict[str, Any]:
+    """Read what `save_state` wrote, equal to the last bit.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_state(Path(folder) / "a", {"x": np.arange(3), "y": {"n": 2**100, 1: [None, 0.5]}})
+    ...     load_state(Path(folder) / "a")
+    {'x': array([0, 1, 2]), 'y': {'n': 1267650600228229401496703205376, 1: [None, 0.5]}}
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
+        skeleton = json.loads(metadata[_KEY])
+    except FileNotFoundError as error:
+        raise GraspError(f"there is no checkpoint at {path}") from error
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise GraspError(f"the checkpoint {path} is damaged or not one of graspcl's: {error}") from error
+    state: dict[str, Any] = _unflatten(skeleton, tensors)
+    return state
+
+
+def _flatten(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
+    if isinstance(value, dict):
+        return {"dict": [[key, _flatten(inner, f"{path}/{key}", tensors)] for key, inner in value.items()]}
+    if isinstance(value, (list, tuple)):
+        return {"list": [_flatten(inner, f"{path}/{number}", tensors) for number, inner in enumerate(value)]}
+    if isinstance(value, torch.Tensor):
+        tensors[path] = value.detach().cpu().contiguous().clone()
+        return {"tensor": path}
+    if isinstance(value, np.ndarray):
+        tensors[path] = torch.from_numpy(np.array(value, order="C", ndmin=0))
+        return {"array": path}
+    if isinstance(value, np.generic):
+        return value.item()
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise GraspError(f"{type(value).__name__} at {path} cannot be part of a checkpoint")
+
+
+def _unflatten(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "dict":
+        return {key: _unflatten(inner, tensors) for key, inner in content}
+    if kind == "list":
+        return [_unflatten(inner, tensors) for inner in content]
+    return tensors[content] if kind == "tensor" else tensors[content].numpy()
