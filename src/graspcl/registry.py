@@ -90,11 +90,15 @@ class Registry(Generic[Part]):
         if self._loaded:
             return
         self._loaded = True
-        if self._package is not None:
-            for module in pkgutil.iter_modules(importlib.import_module(self._package).__path__):
-                importlib.import_module(f"{self._package}.{module.name}")
-        for entry in importlib.metadata.entry_points(group=f"graspcl.{self.kind}"):
-            entry.load()
+        try:
+            if self._package is not None:
+                for module in pkgutil.iter_modules(importlib.import_module(self._package).__path__):
+                    importlib.import_module(f"{self._package}.{module.name}")
+            for entry in importlib.metadata.entry_points(group=f"graspcl.{self.kind}"):
+                entry.load()
+        except BaseException:
+            self._loaded = False  # half a registry must not pass for a whole one
+            raise
 
 
 def parameter_names(part: type) -> list[str]:
@@ -126,7 +130,8 @@ def load_plugin(path: str | Path) -> None:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except GraspError:
-        raise
     except Exception as error:
+        del sys.modules[name]
+        if isinstance(error, GraspError):
+            raise
         raise GraspError(f"plugin {path} could not be loaded: {type(error).__name__}: {error}") from error

@@ -117,7 +117,6 @@ def imagenet(batch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
             yield torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2), torch.tensor([int(row[0]) for row in part])
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not DATA.is_dir(), reason="needs the images of data/imagenet-1k-one-per-class")
 def test_published_weights_recognise_imagenet() -> None:
     net = efficientnet_lite0_classifier()

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Annotated, Literal
 
-from cyclopts import App, Parameter
+from cyclopts import App, Parameter, validators
 from rich.console import Console
 
 import graspcl
@@ -16,6 +16,7 @@ app = App(
     help="Continual learning by rehearsal: GRASP and the policies it is compared with.",
     version=graspcl.__version__,
 )
+AtLeastOne = Annotated[int, Parameter(validator=validators.Number(gte=1))]
 Plugins = Annotated[
     list[Path], Parameter(help="A Python file of yours that registers policies; may be given again.", negative=())
 ]
@@ -25,9 +26,9 @@ Plugins = Annotated[
 def demo(
     *,
     streams: tuple[Literal["listings", "groceries"], ...] = ("listings", "groceries"),
-    seeds: int = 3,
+    seeds: AtLeastOne = 3,
     policies: str = "",
-    workers: int | None = None,
+    workers: AtLeastOne | None = None,
     out: Path = Path("runs"),
     plugin: Plugins = [],  # noqa: B006  (never changed; cyclopts shows it as the default)
 ) -> None:

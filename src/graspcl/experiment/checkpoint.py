@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from graspcl.errors import GraspError
+from graspcl.experiment.files import write_whole
 
 _KEY = "graspcl"
 
@@ -21,16 +21,9 @@ def save_state(path: Path, state: dict[str, Any]) -> None:
     """Write a nested state (dictionaries, lists, numbers, strings, arrays, tensors) to `path`: whole or not at all."""
     tensors: dict[str, torch.Tensor] = {}
     skeleton = _flatten(state, "", tensors)
-    part = path.with_name(f"{path.name}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(part, "wb") as file:
-            file.write(save(tensors, {_KEY: json.dumps(skeleton)}))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
+        write_whole(path, lambda file: file.write(save(tensors, {_KEY: json.dumps(skeleton)})))
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise GraspError(f"the checkpoint {path} cannot be written: {error.strerror}") from error
 
 

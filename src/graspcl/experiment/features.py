@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from graspcl.experiment.files import write_whole
 from graspcl.experiment.progress import Progress
 
 Array = np.ndarray[Any, Any]
@@ -45,7 +46,7 @@ def cached_latents(key: str, number: int, compute: Callable[[], Iterator[Array]]
 def _read(path: Path, number: int, progress: Progress) -> Array | None:
     try:
         latents: Array = np.load(path, allow_pickle=False)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         progress.note(f"the cache file {path} cannot be read ({error}); latents are extracted anew")
@@ -57,14 +58,7 @@ def _read(path: Path, number: int, progress: Progress) -> Array | None:
 
 
 def _write(path: Path, latents: Array, progress: Progress) -> None:
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(part, "wb") as file:
-            np.save(file, latents, allow_pickle=False)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
+        write_whole(path, lambda file: np.save(file, latents, allow_pickle=False))
     except OSError as error:
-        part.unlink(missing_ok=True)
         progress.note(f"latents could not be cached in {path.parent} ({error.strerror}); the run goes on without")

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
 import platform
 from collections.abc import Iterator
 from importlib import metadata
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from graspcl.errors import GraspError
+from graspcl.experiment.files import write_whole
 
 Array = np.ndarray[Any, Any]
 
@@ -61,13 +61,8 @@ class RunFolder:
         self._write("predictions.npz", content.getvalue())
 
     def _write(self, name: str, content: bytes) -> None:
-        part = self.path / f"{name}.part"
         with _disk_errors(self.path):
-            with open(part, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(part, self.path / name)
+            write_whole(self.path / name, lambda file: file.write(content))
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from graspcl.errors import GraspError
 from graspcl.policy.base import QUANTITIES, Policy, policies
 from graspcl.policy.budget import Budget
 from graspcl.policy.drawing import Groups
+from graspcl.random import generator
 
 Array = np.ndarray[Any, Any]
 
@@ -158,13 +159,14 @@ def rehearse(
     policy: Policy | str,
     budget: Budget,
     embed: Callable[[torch.Tensor], Any] | None = None,
-    rng: np.random.Generator | int = 0,
+    rng: np.random.Generator | int | None = None,
     device: torch.device | str = "cpu",
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Mini-batches (inputs, labels) for a training loop of your own.
 
     `embed` is the part of your network up to the penultimate layer (or a network as `Session` takes it); policies that
-    look at embeddings call it once, before the first mini-batch, in eval mode.
+    look at embeddings call it once, before the first mini-batch, in eval mode. Without an `rng` the draws follow from
+    how many samples the buffer has been offered: new draws for every session, the same ones in a repeated run.
 
     >>> buffer = Buffer(capacity=100)
     >>> _ = buffer.insert(torch.eye(4), labels=[0, 0, 1, 1])
@@ -174,7 +176,8 @@ def rehearse(
     [0, 1]
     """
     chosen = policies.create(policy) if isinstance(policy, str) else policy
-    session = Session(buffer, budget, np.random.default_rng(rng), embed, device=device)
+    draws = generator(buffer.seen, "policy") if rng is None else np.random.default_rng(rng)
+    session = Session(buffer, budget, draws, embed, device=device)
     for slots in batches(chosen, session):
         yield buffer.fetch(slots, device)
 

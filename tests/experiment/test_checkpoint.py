@@ -1,0 +1,108 @@
+"""States and latents on disk: exact, whole or not at all, and explained when damaged."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from graspcl.buffer import Buffer
+from graspcl.errors import GraspError
+from graspcl.experiment.checkpoint import load_state, save_state
+from graspcl.experiment.features import cache_folder, cached_latents
+from graspcl.experiment.progress import Silent
+from graspcl.learner import Optimiser, Rehearsal, Siesta
+from graspcl.model import vector_network
+from graspcl.policy import Budget
+
+
+def learner():
+    network = vector_network(6, hidden=8, embedding=5, dropout=0.2, generator=torch.Generator().manual_seed(0))
+    return Siesta(network, Buffer(capacity=30), "grasp", Optimiser(lr=0.1))
+
+
+def test_a_session_stopped_in_its_middle_goes_on_from_disk_to_the_same_bytes(tmp_path):
+    inputs, labels = torch.randn(40, 6, generator=torch.Generator().manual_seed(1)), np.arange(40) % 4
+    straight, stopped, restored = learner(), learner(), learner()
+    for one in (straight, stopped):
+        one.observe(inputs, labels)
+    expected = straight.rehearse(Budget(20, 8))
+    session = Rehearsal(stopped, Budget(20, 8))
+    for _ in range(7):
+        session.step()
+    save_state(tmp_path / "state", {"learner": stopped.state_dict(), "session": session.state_dict()})
+    state = load_state(tmp_path / "state")
+    restored.load_state_dict(state["learner"])
+    rest = Rehearsal(restored, Budget(20, 8), state["session"])
+    while not rest.done:
+        rest.step()
+    log = rest.finish()
+    for (name, value), (_, other) in zip(
+        straight.network.state_dict().items(), restored.network.state_dict().items(), strict=True
+    ):
+        assert torch.equal(value, other), name
+    assert np.array_equal(log.losses, expected.losses) and np.array_equal(log.rehearsed, expected.rehearsed)
+
+
+def test_types_survive(tmp_path):
+    state = {
+        "float16": torch.ones(2, dtype=torch.float16), "uint8": np.array([255], np.uint8), "bool": np.array([True]),
+        "scalar": torch.tensor(1.5), "empty": np.empty((0, 3)), "strided": np.arange(6).reshape(2, 3).T,
+        "nested": [{"big": 2**127, 3: "three"}, None, True, -0.1], "number": np.int64(4),
+    }  # fmt: skip
+    save_state(tmp_path / "deep" / "state", state)
+    back = load_state(tmp_path / "deep" / "state")
+    for name in ("float16", "scalar"):
+        assert torch.equal(back[name], state[name]) and back[name].dtype == state[name].dtype
+    for name in ("uint8", "bool", "empty", "strided"):
+        assert np.array_equal(back[name], state[name]) and back[name].dtype == state[name].dtype
+    assert back["nested"] == state["nested"] and back["number"] == 4
+    assert os.listdir(tmp_path / "deep") == ["state"]
+
+
+def test_damage_is_explained(tmp_path):
+    path = tmp_path / "state"
+    save_state(path, {"x": np.arange(1000)})
+    whole = path.read_bytes()
+    for damaged in (whole[: len(whole) // 2], b"", b"not a checkpoint at all", whole[:4]):
+        path.write_bytes(damaged)
+        with pytest.raises(GraspError, match="damaged or not one of graspcl's"):
+            load_state(path)
+    with pytest.raises(GraspError, match="there is no checkpoint at"):
+        load_state(tmp_path / "nowhere")
+    with pytest.raises(GraspError, match="set at /x cannot be part"):
+        save_state(path, {"x": {1, 2}})
+
+
+def test_latents_are_computed_once_and_a_damaged_cache_is_made_anew(tmp_path, monkeypatch):
+    monkeypatch.setenv("GRASPCL_CACHE", str(tmp_path / "cache"))
+    calls = []
+
+    def compute():
+        calls.append(1)
+        yield np.ones((3, 2))
+        yield np.zeros((2, 2))
+
+    expected = np.array([[1, 1]] * 3 + [[0, 0]] * 2)
+    for _ in range(2):
+        assert np.array_equal(cached_latents("key", 5, compute, Silent()), expected)
+    assert len(calls) == 1
+    file = cache_folder() / "key.npy"
+    file.write_bytes(file.read_bytes()[:100])
+    assert np.array_equal(cached_latents("key", 5, compute, Silent()), expected)
+    assert len(calls) == 2
+    cached_latents("other", 5, compute, Silent())
+    assert len(calls) == 3
+
+
+def test_a_cache_that_cannot_be_written_does_not_stop_the_run(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("GRASPCL_CACHE", str(tmp_path / "file" / "cache"))
+    notes = []
+
+    class Notes(Silent):
+        def note(self, text):
+            notes.append(text)
+
+    assert len(cached_latents("key", 2, lambda: iter([np.ones((2, 2))]), Notes())) == 2
+    assert "could not be cached" in notes[0]
