@@ -113,7 +113,7 @@ class SaysBalanced(Fair):
 
 
 class NeedsMagic(Fair):
-    needs = frozenset({"labels", "gradients"})
+    needs = frozenset({"labels", "magic"})
 
 
 class GlobalRandom(Fair):
@@ -225,7 +225,7 @@ BROKEN: list[tuple[type[Policy], str]] = [
     (FloatSlots, "not float64"),
     (Undeclared, r"reads session.embeddings without naming it in `needs`"),
     (SaysBalanced, r"`balanced`, but the classes got \[\d+, \d+, \d+\] draws"),
-    (NeedsMagic, "`needs` names {'gradients'}"),
+    (NeedsMagic, "`needs` names {'magic'}"),
     (GlobalRandom, "a global random generator was used"),
     (OwnRandom, "two sessions with the same seed drew differently"),
     (WritesLabels, "changed the buffer"),

@@ -13,7 +13,7 @@ import torch
 
 from graspcl.errors import GraspError
 from graspcl.policy import Budget, Costs, Session, batches
-from graspcl.policy.session import selecting
+from graspcl.policy.batches import selecting
 
 if TYPE_CHECKING:
     from graspcl.learner.base import Learner
@@ -77,6 +77,7 @@ class Rehearsal:
     def step(self) -> None:
         """Select a mini-batch and update the plastic part on it."""
         learner, costs = self.learner, self.session.costs
+        self.session.lr = float(self._optimizer.param_groups[-1]["lr"])
         slots = next(self._batches)
         begin = time.perf_counter()
         inputs, labels = learner.buffer.fetch(slots, learner.device)

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 policies: Registry[Policy] = Registry("policy", "graspcl.policy")
 
-# What a session can offer.
-QUANTITIES = frozenset({"labels", "new", "embeddings", "logits", "losses"})
+# What a session can offer. The first five are of all stored samples, measured once; `forward` (outputs of chosen
+# samples now), `gradients` (theirs) and `virtual_step` (losses after a step on some) whenever asked for.
+QUANTITIES = frozenset({"labels", "new", "embeddings", "logits", "losses", "forward", "gradients", "virtual_step"})
 
 
 class Policy:
@@ -30,6 +31,7 @@ class Policy:
     name: ClassVar[str] = ""
     needs: ClassVar[frozenset[str]] = frozenset({"labels"})  # of QUANTITIES; the session refuses to give more
     balanced: ClassVar[bool] = False  # as many draws from every class, within one, over a session
+    family: ClassVar[str] = "own"  # which table heading it stands under
     cost: ClassVar[str] = "not stated"
     source: ClassVar[str] = "not stated"
 

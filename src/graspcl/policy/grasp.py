@@ -36,6 +36,7 @@ class Grasp(PlannedPolicy):
 
     needs = frozenset({"labels", "embeddings"})
     balanced = True
+    family = "prototype"
     cost = "one forward pass over the buffer per session"
     source = "Harun et al. 2024, Algorithm 1"
 

@@ -20,6 +20,7 @@ class _ByDistance(PlannedPolicy):
 
     needs = frozenset({"labels", "embeddings"})
     balanced = True
+    family = "prototype"
     cost = "one forward pass over the buffer per session"
 
     def plan(self, session: Session, budget: int, rng: np.random.Generator) -> Array:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from graspcl.buffer import Buffer
 from graspcl.errors import GraspError
-from graspcl.policy.base import QUANTITIES, Policy, policies
+from graspcl.policy.base import QUANTITIES
 from graspcl.policy.budget import Budget
 from graspcl.policy.drawing import Groups
-from graspcl.random import generator
+from graspcl.policy.gradients import Gradients, full_gradients, last_layer_gradients, losses_after_step
 
 Array = np.ndarray[Any, Any]
 
@@ -33,6 +32,17 @@ class Costs:
     training_seconds: float = 0.0
     training_forward: int = 0
     training_backward: int = 0
+
+
+class SampleOutputs(NamedTuple):
+    """What the network says of n samples: embedding [n, D], features [n, D'] (what the head sees), logits [n, K],
+    losses [n], and rows [n], the columns of the logits that are right."""
+
+    embedding: torch.Tensor
+    features: torch.Tensor
+    logits: torch.Tensor
+    losses: torch.Tensor
+    rows: torch.Tensor
 
 
 @dataclass
@@ -55,6 +65,7 @@ class Session:
     chunk: int = 512
     needs: frozenset[str] = QUANTITIES
     costs: Costs = field(default_factory=Costs)
+    lr: float = 0.1  # the learning rate of the coming update, for policies that look one step ahead
 
     @property
     def labels(self) -> Array:
@@ -93,8 +104,68 @@ class Session:
     def losses(self) -> torch.Tensor:
         """Cross-entropy of each stored sample [N]."""
         self._allow("losses")
-        labels = self.label_tensor if self.rows is None else self.rows(self.label_tensor)
-        return torch.nn.functional.cross_entropy(self._outputs["logits"], labels, reduction="none")
+        rows = self.rows_of(self.label_tensor)
+        return torch.nn.functional.cross_entropy(self._outputs["logits"], rows, reduction="none")
+
+    # -- of chosen samples, under the network as it is now -----------------------------------------------------------
+
+    def forward(self, slots: Array, transform: Callable[[torch.Tensor], torch.Tensor] | None = None) -> SampleOutputs:
+        """Outputs of the samples in `slots` [n], or of what `transform` makes of their inputs."""
+        self._allow("forward")
+        return self._forward(slots, transform)
+
+    def _forward(self, slots: Array, transform: Callable[[torch.Tensor], torch.Tensor] | None = None) -> SampleOutputs:
+        inputs, labels = self._fetch(slots)
+        parts = []
+        with evaluating(self.network), torch.no_grad():
+            for chunk in torch.split(inputs, self.chunk):
+                outputs = self._network(transform(chunk) if transform else chunk)
+                parts.append((outputs.embedding, getattr(outputs, "features", outputs.embedding), outputs.logits))
+        self.costs.selection_forward += len(slots)
+        embedding, features, logits = (torch.cat(part) for part in zip(*parts, strict=True))
+        rows = self.rows_of(labels)
+        losses = torch.nn.functional.cross_entropy(logits, rows, reduction="none")
+        return SampleOutputs(embedding, features, logits, losses, rows)
+
+    def gradients(self, slots: Array, full: bool = False) -> Gradients:
+        """Gradients of the loss of each sample in `slots`: of the last layer in closed form, or of all that learns."""
+        self._allow("gradients")
+        if not full:
+            outputs = self._forward(slots)
+            return last_layer_gradients(outputs.logits, outputs.rows, outputs.features)
+        inputs, labels = self._fetch(slots)
+        with evaluating(self.network):
+            found = full_gradients(self._network, inputs, self.rows_of(labels))
+        self.costs.selection_forward += len(slots)
+        self.costs.selection_backward += len(slots)
+        return found
+
+    def losses_after_step(self, incoming: Array, slots: Array) -> torch.Tensor:
+        """Losses of the samples in `slots` [n] if the network took a plain step (rate `lr`) on those in `incoming`."""
+        self._allow("virtual_step")
+        inputs, labels = self._fetch(incoming)
+        others, other_labels = self._fetch(slots)
+        rows, other_rows = self.rows_of(labels), self.rows_of(other_labels)
+        with evaluating(self.network):
+            losses = losses_after_step(self._network, inputs, rows, self.lr, others, other_rows)
+        self.costs.selection_forward += len(incoming) + len(slots)
+        self.costs.selection_backward += len(incoming)
+        return losses
+
+    def rows_of(self, labels: torch.Tensor) -> torch.Tensor:
+        """Columns of the logits that belong to `labels` [n]."""
+        return labels if self.rows is None else self.rows(labels)
+
+    def _fetch(self, slots: Array) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.buffer.fetch(slots, self.device)
+
+    @property
+    def _network(self) -> torch.nn.Module:
+        if not isinstance(self.network, torch.nn.Module):
+            raise GraspError(
+                "this policy looks at logits or gradients: give a torch module that returns .embedding and .logits"
+            )
+        return self.network
 
     def _allow(self, quantity: str) -> None:
         if quantity not in self.needs:
@@ -125,71 +196,6 @@ def _part(outputs: Any, name: str) -> torch.Tensor:
         raise GraspError("this policy needs logits: the session's network must return .embedding and .logits")
     found: torch.Tensor = outputs.embedding if name == "embeddings" else outputs.logits
     return found
-
-
-def batches(policy: Policy, session: Session, begun: int | None = None) -> Iterator[Array]:
-    """The mini-batches of a session, as slots [batch_size] each; the time a policy takes is booked to selection.
-
-    `begun` is the number of mini-batches already taken when an interrupted session goes on with a restored policy.
-    """
-    session.needs = policy.needs | {"labels"}
-    if not len(session.buffer) and session.budget.samples:
-        raise GraspError("the buffer is empty: there is nothing to rehearse")
-    if begun is None:
-        with selecting(session):
-            policy.begin(session)
-    n = session.budget.batch_size
-    for _ in range(begun or 0, session.budget.updates):
-        with selecting(session):
-            slots = np.asarray(policy.select(session, n))
-        _check_slots(policy, slots, n, len(session.buffer))
-        yield slots.astype(np.int64)
-
-
-def _check_slots(policy: Policy, slots: Array, n: int, stored: int) -> None:
-    wanted = f"policy {policy.called!r} must return {n} slots in 0 … {stored - 1}"
-    if slots.dtype.kind not in "iu" or slots.shape != (n,):
-        raise GraspError(f"{wanted}, not {slots.dtype} of shape {slots.shape}")
-    if slots.min() < 0 or slots.max() >= stored:
-        raise GraspError(f"{wanted}, not {slots.min()} … {slots.max()}")
-
-
-def rehearse(
-    buffer: Buffer,
-    policy: Policy | str,
-    budget: Budget,
-    embed: Callable[[torch.Tensor], Any] | None = None,
-    rng: np.random.Generator | int | None = None,
-    device: torch.device | str = "cpu",
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Mini-batches (inputs, labels) for a training loop of your own.
-
-    `embed` is the part of your network up to the penultimate layer (or a network as `Session` takes it); policies that
-    look at embeddings call it once, before the first mini-batch, in eval mode. Without an `rng` the draws follow from
-    how many samples the buffer has been offered: new draws for every session, the same ones in a repeated run.
-
-    >>> buffer = Buffer(capacity=100)
-    >>> _ = buffer.insert(torch.eye(4), labels=[0, 0, 1, 1])
-    >>> for inputs, labels in rehearse(buffer, "grasp", Budget(updates=2, batch_size=2), embed=torch.nn.Identity()):
-    ...     print(labels.tolist())
-    [0, 1]
-    [0, 1]
-    """
-    chosen = policies.create(policy) if isinstance(policy, str) else policy
-    draws = generator(buffer.seen, "policy") if rng is None else np.random.default_rng(rng)
-    session = Session(buffer, budget, draws, embed, device=device)
-    for slots in batches(chosen, session):
-        yield buffer.fetch(slots, device)
-
-
-@contextlib.contextmanager
-def selecting(session: Session) -> Iterator[None]:
-    """Book the seconds within to the session's selection."""
-    begin = time.perf_counter()
-    try:
-        yield
-    finally:
-        session.costs.selection_seconds += time.perf_counter() - begin
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ class Uniform(PlannedPolicy):
 
     needs = frozenset({"labels"})
     balanced = False
+    family = "uniform"
     cost = "none"
     source = "Vitter 1985"
 
@@ -45,6 +46,7 @@ class UniformBalanced(PlannedPolicy):
 
     needs = frozenset({"labels"})
     balanced = True
+    family = "uniform"
     cost = "none"
     source = "Prabhu et al. 2020"
 
