@@ -36,6 +36,15 @@ def _prepared() -> tuple[str, ...]:
     return tuple(sentence for step in (_avoid_amx, _sleep_when_idle, _keep_memory) for sentence in step())
 
 
+def cores() -> int:
+    """Processors this process may use.
+
+    >>> cores() >= 1
+    True
+    """
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def flush_denormals() -> bool:
     """Let torch treat denormal floats as zero, and say whether this CPU can; networks near zero run many times faster.
 

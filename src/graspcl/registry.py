@@ -54,6 +54,9 @@ class Registry(Generic[Part]):
                 raise GraspError(
                     f"two {self.kind} classes are called {name!r}: {known.__module__} and {part.__module__}"
                 )
+            for alias in aliases:
+                if alias in self._parts or self._aliases.get(alias, name) != name:
+                    raise GraspError(f"{part.__module__} calls its {self.kind} {name!r} also {alias!r}, which is taken")
             part.name = name  # type: ignore[attr-defined]
             self._parts[name] = part
             self._aliases.update(dict.fromkeys(aliases, name))
@@ -84,7 +87,10 @@ class Registry(Generic[Part]):
             if parameter not in valid:
                 hint = nearest(parameter, valid) if valid else "it takes none"
                 raise GraspError(f"{self.kind} {name!r} has no parameter {parameter!r}; {hint}")
-        return part(**parameters)
+        try:
+            return part(**parameters)
+        except TypeError as error:
+            raise GraspError(f"{self.kind} {name!r} cannot be made: {error}; parameters need a default") from error
 
     def _load(self) -> None:
         if self._loaded:
@@ -95,10 +101,17 @@ class Registry(Generic[Part]):
                 for module in pkgutil.iter_modules(importlib.import_module(self._package).__path__):
                     importlib.import_module(f"{self._package}.{module.name}")
             for entry in importlib.metadata.entry_points(group=f"graspcl.{self.kind}"):
-                entry.load()
+                _load_entry(entry)
         except BaseException:
             self._loaded = False  # half a registry must not pass for a whole one
             raise
+
+
+def _load_entry(entry: importlib.metadata.EntryPoint) -> None:
+    try:
+        entry.load()
+    except Exception as error:
+        raise GraspError(f"the installed plugin {entry.name!r} ({entry.value}) cannot be loaded: {error}") from error
 
 
 def parameter_names(part: type) -> list[str]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from graspcl.buffer import Buffer, Fifo, LargestClass, Maintenance, Placed, Reservoir, Ring
+from graspcl.buffer import Buffer, ByClass, Fifo, LargestClass, Maintenance, Placed, Reservoir, Ring, rules
 from graspcl.codec import OPQ, Half
 from graspcl.testing.buffers import check_buffer, check_maintenance
 
@@ -33,6 +33,31 @@ def test_buffers_in_files_keep_the_contract(rule: Callable[[], Maintenance], tmp
 @pytest.mark.parametrize("rule", RULES, ids=NAMES)
 def test_rules_keep_the_contract(rule: Callable[[], Maintenance]) -> None:
     check_maintenance(rule)
+
+
+@pytest.mark.parametrize("name", sorted(set(rules.names()) - set(NAMES)))
+def test_rules_that_know_more_than_labels_keep_the_contract(name: str, tmp_path: Path) -> None:
+    check_maintenance(rules.get(name))
+    shapes = {column: ((2,) if column in ("embedding", "gradient") else ()) for column in rules.get(name).columns}
+    columns = {column: (shape, np.float64) for column, shape in shapes.items()}
+    check_buffer(lambda: Buffer(8, None, name, columns, mkdtemp(dir=tmp_path)))
+    check_buffer(lambda: Buffer(2, None, name, columns))  # fewer slots than classes
+
+
+@dataclass
+class Smallest(ByClass):
+    """Somebody's own rule with a column of its own: the shortest vectors go."""
+
+    columns = frozenset({"mine"})
+
+    def victims(
+        self, label: int, values: np.ndarray[Any, Any], number: int, rng: np.random.Generator
+    ) -> np.ndarray[Any, Any]:
+        return np.argsort(np.linalg.norm(values, axis=1))[:number]
+
+
+def test_a_rule_of_ones_own_with_a_column_of_its_own() -> None:
+    check_maintenance(Smallest, columns={"mine": ((5,), np.float32)})
 
 
 def test_buffers_with_codecs_keep_the_contract(tmp_path: Path) -> None:
@@ -151,6 +176,13 @@ class ForgetsIndex(Fifo):
         return np.arange(len(labels)) % len(buffer)
 
 
+class MixesUpColumns(Smallest):
+    """Shuffles the values that a batch came with."""
+
+    def arriving(self, buffer: Buffer, labels: np.ndarray[Any, Any], rng: np.random.Generator) -> None:
+        buffer.incoming["mine"] = np.roll(buffer.incoming["mine"], 1, axis=0)
+
+
 @dataclass
 class Forgetful(Fifo):
     """Keeps no state."""
@@ -171,6 +203,7 @@ class SeedsItself(LargestClass):
         (Overflowing, "more than its capacity"),
         (ForgetsIndex, r"slots_of gives slots of another class|classes are not the labels stored"),
         (Forgetful, "must go on as if uninterrupted"),
+        (MixesUpColumns, "mine went astray"),
         (SeedsItself, "does it draw from another generator"),
     ],
 )

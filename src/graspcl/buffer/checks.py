@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from graspcl.errors import GraspError, nearest
 
 if TYPE_CHECKING:
     import torch
+
+    from graspcl.buffer.maintenance import Maintenance
 
 Array = np.ndarray[Any, Any]
 Columns = Mapping[str, tuple[tuple[int, ...], Any]]
@@ -78,11 +81,35 @@ def code_array(codes: Any, number: int, stored: Array | None) -> Array:
         raise GraspError(f"the buffer stores codes of shape {stored.shape[1:]}, not {given.shape[1:]}")
     if stored is not None and not np.can_cast(given.dtype, stored.dtype, "same_kind"):
         raise GraspError(f"the buffer stores codes of type {stored.dtype}, not {given.dtype}")
+    if stored is not None and len(given) and not np.can_cast(given.dtype, stored.dtype):
+        limits = np.finfo(stored.dtype) if stored.dtype.kind == "f" else np.iinfo(stored.dtype)
+        if given.min() < limits.min or given.max() > limits.max:
+            raise GraspError(
+                f"the buffer stores codes of type {stored.dtype}, which cannot hold {given.min()} … {given.max()}"
+            )
     return given
 
 
-def column_arrays(columns: Mapping[str, Any], declared: Columns, number: int) -> dict[str, Array]:
-    """Values of every declared column for `number` samples; zero where none are given."""
+def unused_folder(folder: Path) -> None:
+    """Refuse a folder for memory-mapped files that holds arrays already: they would be overwritten."""
+    if any(folder.glob("*.npy")):
+        raise GraspError(
+            f"{folder} holds arrays already; give a buffer a folder of its own (to keep one, save its state_dict())"
+        )
+
+
+def rule_columns(rule: Maintenance, declared: Columns) -> None:
+    """Refuse a buffer without the columns that its rule reads."""
+    if missing := sorted(rule.columns - declared.keys()):
+        needed = ", ".join(f"{name!r}: (shape, np.float32)" for name in missing)
+        raise GraspError(
+            f"{type(rule).__name__} needs columns that the buffer was not made with; add columns={{{needed}}}, where "
+            "shape is () for a number and (d,) for a vector per sample (graspcl.learner.column_shapes gives them)"
+        )
+
+
+def column_arrays(columns: Mapping[str, Any], declared: Columns, number: int, rule: Maintenance) -> dict[str, Array]:
+    """Values of every declared column for `number` samples; zero where none are given and the rule needs none."""
     if unknown := sorted(columns.keys() - declared.keys()):
         hint = nearest(unknown[0], declared) if declared else "it was made without columns"
         raise GraspError(f"the buffer has no column {unknown[0]!r}; {hint}")
@@ -91,8 +118,18 @@ def column_arrays(columns: Mapping[str, Any], declared: Columns, number: int) ->
         value = np.asarray(_numpy(columns[name]), dtype) if name in columns else np.zeros((number, *shape), dtype)
         if value.shape != (number, *shape):
             raise GraspError(f"column {name!r} takes values of shape {(number, *shape)}, not {value.shape}")
+        if number and name in rule.columns - rule.fills:
+            _refuse_unknown(name, value, name in columns, type(rule).__name__)
         values[name] = value
     return values
+
+
+def _refuse_unknown(name: str, value: Array, given: bool, rule: str) -> None:
+    """What a rule decides from must be there: zeros or NaN in its place would silently keep the wrong samples."""
+    if not given:
+        raise GraspError(f"{rule} reads the column {name!r}; insert with columns={{{name!r}: …}}, a value per sample")
+    if bad := int((~np.isfinite(value)).reshape(len(value), -1).any(1).sum()):
+        raise GraspError(f"{bad} of {len(value)} values of column {name!r} hold NaN or infinity; nothing was stored")
 
 
 def _integers(values: Any, what: str) -> Array:

@@ -1,6 +1,8 @@
 """Maintenance: which sample makes room when the buffer is full. What to rehearse is a policy's question.
 
-A rule answers for a whole batch, with exactly the distribution of asking for one sample after the other.
+A rule answers for a whole batch; unless it says otherwise (`one_by_one`), with exactly the distribution of asking for
+one sample after the other. What a rule must know of samples beside their labels it reads from columns of the buffer,
+which a learner fills (`columns`): rules know nothing of networks.
 """
 
 from __future__ import annotations
@@ -25,6 +27,17 @@ class Maintenance:
     """A rule that keeps a buffer within its capacity. Only `replace` and `shrink` are asked of a new one."""
 
     name: ClassVar[str] = ""
+    # Columns that the buffer must have. Each insertion must bring their values, but for those the rule `fills` itself.
+    columns: ClassVar[frozenset[str]] = frozenset()
+    fills: ClassVar[frozenset[str]] = frozenset()
+    one_by_one: ClassVar[bool] = True  # a batch has exactly the distribution of its samples one by one
+
+    def arriving(self, buffer: Buffer, labels: Array, rng: np.random.Generator) -> None:
+        """Called with every batch before it is placed, also with overflow, for a rule that learns from all that comes.
+
+        `buffer.incoming` holds the batch's column values by name until the insertion ends; an entry that the rule
+        replaces is stored as replaced.
+        """
 
     def place(self, buffer: Buffer, labels: Array, rng: np.random.Generator) -> Array:
         """The slot of each incoming sample in turn [n], or -1 where it is not kept; free slots are taken first."""

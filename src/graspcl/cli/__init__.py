@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import signal
 import sys
 
 from graspcl.errors import GraspError
@@ -12,8 +14,12 @@ def main() -> None:
     from graspcl import machine
 
     machine.prepare()
+    for stream in (sys.stdout, sys.stderr):  # a table holds μ and ±, which not every encoding has
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     from graspcl.cli.app import app
 
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that workers are ended too
     try:
         app()
     except GraspError as error:

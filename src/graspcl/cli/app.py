@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter, validators
 from rich.console import Console
 
 import graspcl
+from graspcl.errors import GraspError
 
 app = App(
     name="graspcl",
     help="Continual learning by rehearsal: GRASP and the policies it is compared with.",
     version=graspcl.__version__,
 )
+Bench = Literal["selection", "insert", "decode", "session", "policies", "all"]
+Stream = Literal["listings", "groceries"]
 AtLeastOne = Annotated[int, Parameter(validator=validators.Number(gte=1))]
 Plugins = Annotated[
     list[Path], Parameter(help="A Python file of yours that registers policies; may be given again.", negative=())
@@ -25,7 +28,7 @@ Plugins = Annotated[
 @app.command
 def demo(
     *,
-    streams: tuple[Literal["listings", "groceries"], ...] = ("listings", "groceries"),
+    streams: Annotated[tuple[Stream, ...], Parameter(negative=())] = ("listings", "groceries"),
     seeds: AtLeastOne = 3,
     policies: str = "",
     workers: AtLeastOne | None = None,
@@ -48,17 +51,18 @@ def demo(
         Where the run folder is made.
     """
     from graspcl.cli.progress import Bars
-    from graspcl.experiment import DEMO_CHOICES, Choice, compare, make_workers, setups
+    from graspcl.experiment import DEMO_CHOICES, choose, make_workers, setups
+    from graspcl.experiment import compare as run_all
     from graspcl.report import comparison, rows
 
     load_plugins(plugin)
-    choices = [Choice(name.strip()) for name in policies.split(",")] if policies else DEMO_CHOICES
+    choices = choose(policies) if policies else DEMO_CHOICES
     console = Console()
-    folder = out / time.strftime("demo-%Y%m%d-%H%M%S")
+    folder = run_folder(out, "demo")
     tables = []
     with Bars(console) as bars, make_workers(workers, plugin) as processes:
         for name in streams:
-            paths = compare(setups[name], choices, range(seeds), folder, bars, processes)
+            paths = run_all(setups[name], choices, range(seeds), folder, bars, processes)
             tables.append(comparison(setups[name].title, rows(paths), console.width))
     for table in tables:
         console.print()
@@ -66,25 +70,79 @@ def demo(
     console.print(f"\nAll runs: {folder}", soft_wrap=True)
 
 
+@app.command
+def compare(
+    *,
+    policies: str = "all",
+    seeds: AtLeastOne = 3,
+    stream: Stream = "listings",
+    mode: Literal["proportional", "top"] | None = None,
+    policy: dict[str, dict[str, str]] | None = None,
+    workers: AtLeastOne | None = None,
+    out: Path = Path("runs"),
+    plugin: Plugins = [],  # noqa: B006
+) -> None:
+    """Compare rehearsal policies on real data at equal updates, with unbounded and with bounded memory.
+
+    Parameters
+    ----------
+    policies
+        Comma-separated names, or all.
+    seeds
+        Runs per policy and memory; each seed has its own class order, weights and draws.
+    stream
+        What to learn from.
+    mode
+        How policies with a score choose: in proportion to it, or the top ones.
+    policy
+        Parameters of policies, by name: --policy.mir.candidates 50
+    workers
+        Runs at the same time, each in a process of its own; by default one per core.
+    out
+        Where the run folder is made.
+    """
+    from dataclasses import replace
+
+    from graspcl.cli.progress import Bars
+    from graspcl.experiment import BufferConfig, choose, make_workers, setups
+    from graspcl.experiment import compare as run_all
+    from graspcl.report import bar_chart, policy_table, rows
+
+    load_plugins(plugin)
+    given = {name: {key: parse_value(text) for key, text in own.items()} for name, own in (policy or {}).items()}
+    choices = choose(policies, given, mode)
+    setup, console = setups[stream], Console()
+    folder = run_folder(out, "compare")
+    memories = {}
+    with Bars(console) as bars, make_workers(workers, plugin) as processes:
+        for memory, capacity in (("unbounded", None), ("bounded", setup.bounded)):
+            held = replace(setup, defaults=setup.config(buffer=BufferConfig(capacity)))
+            memories[memory] = rows(run_all(held, choices, range(seeds), folder / memory, bars, processes))
+    console.print()
+    console.print(policy_table(setup.title, memories, width=console.width))
+    console.print(bar_chart("α, bounded memory", {row.policy: row.mean("alpha") for row in memories["bounded"]}))
+    console.print(f"\nAll runs: {folder}", soft_wrap=True)
+
+
 @app.command(name="policies")
 def show_policies(*, plugin: Plugins = []) -> None:  # noqa: B006
     """List the rehearsal policies: what each needs, what it costs, where it comes from."""
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     from graspcl.policy import policies
 
     load_plugins(plugin)
-    table = Table("policy", "balanced", "needs", "selection cost", "source")
-    for name in policies.names():
-        policy = policies.get(name)
-        table.add_row(
-            name, "yes" if policy.balanced else "no", ", ".join(sorted(policy.needs)), policy.cost, policy.source
-        )
+    table = Table("policy", "family", "balanced", "needs", "selection cost", "source", box=SIMPLE_HEAD)
+    table.columns[0].no_wrap = table.columns[1].no_wrap = True
+    for policy in sorted(map(policies.get, policies.names()), key=lambda policy: (policy.family, policy.name)):
+        needs, balanced = ", ".join(sorted(policy.needs)), "yes" if policy.balanced else "no"
+        table.add_row(policy.name, policy.family, balanced, needs, policy.cost, policy.source)
     Console().print(table)
 
 
 @app.command
-def bench(what: Literal["selection", "insert", "decode", "session", "all"] = "all", *, json: bool = False) -> None:
+def bench(what: Bench = "all", *, json: bool = False) -> None:
     """Measure the bars this project sets itself, each as a ratio within one run.
 
     Parameters
@@ -98,6 +156,29 @@ def bench(what: Literal["selection", "insert", "decode", "session", "all"] = "al
 
     if not run_benches(what, as_json=json):
         raise SystemExit(1)
+
+
+def run_folder(out: Path, command: str) -> Path:
+    """A new folder for the runs of a command, made before any work is done."""
+    folder = out / time.strftime(f"{command}-%Y%m%d-%H%M%S")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise GraspError(f"--out {out}: the run folder cannot be made there: {error.strerror}") from error
+    return folder
+
+
+def parse_value(text: str) -> Any:
+    """A parameter's value as written on the command line: a number, true, false, none, or text."""
+    words = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
 
 
 def load_plugins(paths: list[Path]) -> None:

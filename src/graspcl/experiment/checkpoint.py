@@ -51,15 +51,20 @@ def load_state(path: Path) -> dict[str, Any]:
 
 def _flatten(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
     if isinstance(value, dict):
+        if odd := [key for key in value if not isinstance(key, (str, int))]:
+            raise GraspError(f"the key {odd[0]!r} at {path} cannot be part of a checkpoint; keys are text or integers")
         return {"dict": [[key, _flatten(inner, f"{path}/{key}", tensors)] for key, inner in value.items()]}
     if isinstance(value, (list, tuple)):
         return {"list": [_flatten(inner, f"{path}/{number}", tensors) for number, inner in enumerate(value)]}
-    if isinstance(value, torch.Tensor):
-        tensors[path] = value.detach().cpu().contiguous().clone()
-        return {"tensor": path}
-    if isinstance(value, np.ndarray):
-        tensors[path] = torch.from_numpy(np.array(value, order="C", ndmin=0))
-        return {"array": path}
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        name = f"{len(tensors)}:{path}"  # a number, since paths need not be unique
+        if isinstance(value, torch.Tensor):
+            tensors[name] = value.detach().cpu().contiguous().clone()
+            return {"tensor": name}
+        if value.dtype.kind not in "biuf":
+            raise GraspError(f"an array of {value.dtype} at {path} cannot be part of a checkpoint")
+        tensors[name] = torch.from_numpy(np.array(value, order="C", ndmin=0))
+        return {"array": name}
     if isinstance(value, np.generic):
         return value.item()
     if value is None or isinstance(value, (bool, int, float, str)):

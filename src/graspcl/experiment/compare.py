@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 
+from graspcl.errors import GraspError
 from graspcl.experiment.checkpoint import load_state, save_state
 from graspcl.experiment.config import Config
 from graspcl.experiment.folder import RunFolder
@@ -18,6 +20,7 @@ from graspcl.experiment.progress import Progress, Silent
 from graspcl.experiment.run import encode_all, initialise_base, run
 from graspcl.experiment.setups import Latents, Setup, setups
 from graspcl.policy import policies
+from graspcl.registry import parameter_names
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,34 @@ DEMO_CHOICES = (
     Choice("uniform_balanced", {"replace": False}),
     Choice("uniform"),
 )
+
+
+def choose(
+    names: str, parameters: Mapping[str, Mapping[str, Any]] | None = None, mode: str | None = None
+) -> list[Choice]:
+    """Choices from comma-separated policy names or "all", parameters by policy, and a mode for those that have one.
+
+    A wrong name or parameter is an error here, before any work is done.
+
+    >>> choose("grasp,max_loss", {"grasp": {"eps": 1e-6}}, mode="top")
+    [Choice(policy='grasp', parameters={'eps': 1e-06}), Choice(policy='max_loss', parameters={'mode': 'top'})]
+    """
+    chosen = policies.names() if names == "all" else [name.strip() for name in names.split(",")]
+    given = dict(parameters or {})
+    choices = []
+    for name in chosen:
+        policy = policies.get(name)
+        own = dict(given.pop(name, {}))
+        if mode is not None and "mode" in parameter_names(policy):
+            own.setdefault("mode", mode)
+        policies.create(name, **own)
+        choices.append(Choice(policy.name, own))
+    for name in given:
+        policies.get(name)
+        raise GraspError(
+            f"parameters are given for policy {name!r}, which is not among those compared: {', '.join(chosen)}"
+        )
+    return [choice for number, choice in enumerate(choices) if choice not in choices[:number]]
 
 
 def compare(
@@ -63,9 +94,8 @@ def compare(
             for run_done in as_completed(runs):
                 run_done.result()
                 advance(1)
-        except BaseException:
-            workers.shutdown(wait=False, cancel_futures=True)
-            raise
+        except BrokenProcessPool as error:
+            raise GraspError("a worker process was ended from outside, perhaps for want of memory") from error
     return sorted((future.result() for future in runs), key=lambda path: int(path.name.partition("-")[2]))
 
 

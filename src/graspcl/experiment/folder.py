@@ -27,7 +27,7 @@ Array = np.ndarray[Any, Any]
 
 
 class RunFolder:
-    """Writes and reads one run's files; every file is replaced in one step."""
+    """Writes one run's files; each is replaced in one step, but for metrics.jsonl, which grows by lines."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -38,6 +38,12 @@ class RunFolder:
     def finished(self) -> bool:
         """Whether the run came to its end."""
         return (self.path / "summary.json").exists()
+
+    def clear(self) -> None:
+        """Forget an earlier run in this folder."""
+        with _disk_errors(self.path):
+            for name in ("summary.json", "metrics.jsonl", "predictions.npz"):
+                (self.path / name).unlink(missing_ok=True)
 
     def write_config(self, config: dict[str, Any]) -> None:
         """config.toml"""

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from graspcl.buffer import Buffer
+from graspcl.buffer import Buffer, rules
 from graspcl.codec import Codec
 from graspcl.experiment.config import Config, as_plain
 from graspcl.experiment.folder import RunFolder, environment
 from graspcl.experiment.setups import Latents, Setup
-from graspcl.learner import Learner, learners
+from graspcl.learner import Learner, column_shapes, learners
 from graspcl.metric import accuracies
 from graspcl.policy import Budget, Policy, policies
 from graspcl.policy.uniform import UniformBalanced
@@ -66,6 +66,7 @@ def run(
     """
     begin = time.perf_counter()
     stream = make_stream(config, latents)
+    folder.clear()
     folder.write_config(as_plain(config))
     folder.write_json("environment", environment())
     policy = policies.create(config.policy, **config.policy_parameters)
@@ -100,8 +101,10 @@ def run(
 
 
 def _learner(config: Config, setup: Setup, codec: Codec, policy: Policy) -> Learner:
-    buffer = Buffer(config.buffer.capacity, codec, config.buffer.maintenance, rng=generator(config.seed, "buffer"))
     network = setup.network(torch_generator(config.seed, "init"))
+    rule = rules.create(config.buffer.maintenance)
+    columns = column_shapes(rule, network)
+    buffer = Buffer(config.buffer.capacity, codec, rule, columns, rng=generator(config.seed, "buffer"))
     learner = learners.get(config.learner)
     return learner(network, buffer, policy, config.optimiser, generator(config.seed, "policy"))
 

@@ -23,6 +23,9 @@ from graspcl.model import SplitNetwork, StaticTextEncoder, efficientnet_lite0, v
 Array = np.ndarray[Any, Any]
 
 
+_ENCODERS = 1  # raised when an encoder or its preprocessing changes what it gives, so that no old cache is taken
+
+
 @dataclass(frozen=True)
 class Latents:
     """A data set after the frozen part: latents [N, …], labels [N], the train and test indices, class names."""
@@ -44,6 +47,7 @@ class Setup:
     load: Callable[[Progress], Latents]
     network: Callable[[torch.Generator], SplitNetwork]  # its plastic part takes latents
     codec: Callable[[], Codec]
+    bounded: int | str  # the capacity that stands for bounded memory in comparisons
 
     def config(self, **changes: Any) -> Config:
         """The setup's settings, with changes."""
@@ -57,7 +61,7 @@ def _latents(
         for begin in range(0, len(samples.labels), chunk):
             yield encode(samples.read(np.arange(begin, min(begin + chunk, len(samples.labels)))))
 
-    key = f"{samples.name}-{samples.fingerprint()}-{encoder}"
+    key = f"{samples.name}-{samples.fingerprint()}-{encoder}-v{_ENCODERS}"
     values = cached_latents(key, len(samples.labels), compute, progress)
     labels, train, test = (np.array(part) for part in (samples.labels, samples.train, samples.test))
     return Latents(values, labels, train, test, samples.classes)
@@ -85,6 +89,7 @@ _LISTINGS = Setup(
     load=_listings,
     network=lambda generator: vector_network(256, hidden=256, scale=10.0, generator=generator),
     codec=Half,
+    bounded="8MB",
 )
 
 # -- grocery photos through EfficientNet-Lite0, cut before its last stage ---------------------------------------------
@@ -115,6 +120,7 @@ _GROCERIES = Setup(
     load=_groceries,
     network=lambda generator: efficientnet_lite0(split=_SPLIT, dropout=0.0, scale=16.0, generator=generator),
     codec=lambda: OPQ(iterations=5),
+    bounded=400,
 )
 
 setups = {setup.name: setup for setup in (_LISTINGS, _GROCERIES)}

@@ -10,6 +10,7 @@ import torch
 
 from graspcl.buffer import Buffer
 from graspcl.learner import rehearsal
+from graspcl.learner.knowledge import describe
 from graspcl.learner.optimiser import Optimiser
 from graspcl.learner.rehearsal import Rehearsal, SessionLog
 from graspcl.model import Outputs, SplitNetwork
@@ -61,8 +62,8 @@ class Learner:
     def observe_codes(self, codes: torch.Tensor, labels: Any, ids: Any | None = None) -> None:
         """As `observe`, for inputs that went through the frozen part and the codec already (`encode`)."""
         labels = np.asarray(labels)
-        self.buffer.insert_codes(codes, labels, ids, overflow=self.offline)
-        self._meet(labels)
+        self.buffer.insert_codes(codes, labels, ids, describe(self, codes, labels), overflow=self.offline)
+        self.meet(labels)
         self.learn_online(codes, torch.as_tensor(labels, dtype=torch.int64, device=self.device))
 
     def learn_online(self, codes: torch.Tensor, labels: torch.Tensor) -> None:
@@ -112,7 +113,7 @@ class Learner:
         """The head's rows of `labels` [n]."""
         return self._row_of[labels]
 
-    def _meet(self, labels: Array) -> None:
+    def meet(self, labels: Array) -> None:
         """Give classes not seen before a row in the head, in the order of arrival."""
         known = set(self.classes)
         arrived, first = np.unique(labels, return_index=True)

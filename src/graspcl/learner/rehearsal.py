@@ -6,14 +6,17 @@ import copy
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from graspcl.errors import GraspError
+from graspcl.model import Outputs
 from graspcl.policy import Budget, Costs, Session, batches
 from graspcl.policy.batches import selecting
+from graspcl.policy.session import SampleOutputs
+from graspcl.random import restore_rng, rng_state
 
 if TYPE_CHECKING:
     from graspcl.learner.base import Learner
@@ -21,13 +24,6 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 _CHECK_EVERY = 50  # updates between looks at the loss; a look waits for the device
-
-
-class Feedback(NamedTuple):
-    """What a policy learns of a mini-batch after its update."""
-
-    logits: torch.Tensor
-    losses: torch.Tensor
 
 
 @dataclass
@@ -64,7 +60,8 @@ class Rehearsal:
         self._optimizer = learner.optimiser.build(learner.network.plastic_parameters())
         self._scheduler = learner.optimiser.scheduler(self._optimizer, budget.updates)
         # If the loss runs away, the learner goes back to what it knew before the session.
-        self._before = {name: value.detach().clone() for name, value in learner.network.plastic_parameters()}
+        self._before = {name: value.clone() for name, value in learner.network.state_dict().items()}
+        self._rng_before = rng_state(learner.rng)
         if state is not None:
             self._load(state)
         self._batches = batches(learner.policy, self.session, begun=None if state is None else self.updates)
@@ -90,7 +87,7 @@ class Rehearsal:
         self._scheduler.step()
         costs.training_seconds += time.perf_counter() - begin
         with selecting(self.session):
-            learner.policy.observe(slots, Feedback(outputs.logits.detach(), losses.detach()))
+            learner.policy.observe(slots, self._feedback(outputs, losses, labels))
         np.add.at(self._rehearsed, slots, 1)
         self._losses.append(losses.detach().mean())
         self.updates += 1
@@ -99,6 +96,10 @@ class Rehearsal:
         costs.training_backward += len(slots)
         if self.updates % _CHECK_EVERY == 0 or self.done:
             self._check_losses()
+
+    def _feedback(self, outputs: Outputs, losses: torch.Tensor, labels: torch.Tensor) -> SampleOutputs:
+        embedding, features, logits = (part.detach() for part in outputs)
+        return SampleOutputs(embedding, features, logits, losses.detach(), self.learner.rows(labels))
 
     def finish(self) -> SessionLog:
         """End the session: the learner's buffer is compressed and all its samples count as old from now on."""
@@ -119,6 +120,7 @@ class Rehearsal:
             "optimizer": copy.deepcopy(self._optimizer.state_dict()),
             "scheduler": copy.deepcopy(self._scheduler.state_dict()),
             "before": self._before,
+            "rng_before": self._rng_before,
         }
 
     def _load(self, state: dict[str, Any]) -> None:
@@ -126,17 +128,17 @@ class Rehearsal:
         self._losses = list(torch.as_tensor(state["losses"]).to(self.learner.device))
         self._rehearsed = np.array(state["rehearsed"])
         self.session.costs = Costs(**state["costs"])
-        self._optimizer.load_state_dict(state["optimizer"])
-        self._scheduler.load_state_dict(state["scheduler"])
-        self._before = {name: value.to(self.learner.device) for name, value in state["before"].items()}
+        self._optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        self._scheduler.load_state_dict(copy.deepcopy(state["scheduler"]))
+        self._before, self._rng_before = dict(state["before"]), state["rng_before"]
 
     def _check_losses(self) -> None:
         recent = torch.stack(self._losses[-_CHECK_EVERY:])
         if recent.isfinite().all():
             return
-        with torch.no_grad():
-            for name, parameter in self.learner.network.plastic_parameters():
-                parameter.copy_(self._before[name])
+        self.learner.network.load_state_dict(self._before)
+        self.learner.network.eval()
+        restore_rng(self.learner.rng, self._rng_before)
         at = self.updates - len(recent) + int((~recent.isfinite()).nonzero()[0])
         raise GraspError(
             f"the loss became {recent[~recent.isfinite()][0].item()} at update {at} of {self.budget.updates}; "

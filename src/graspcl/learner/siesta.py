@@ -61,5 +61,5 @@ class Siesta(Learner):
         super().load_state_dict(state)
         means = state["means"]
         self._sums, self._counts, self._awake = (
-            torch.as_tensor(means[name]).to(self.device) for name in ("sums", "counts", "awake")
+            torch.as_tensor(means[name]).to(self.device).clone() for name in ("sums", "counts", "awake")
         )

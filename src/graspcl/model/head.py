@@ -46,9 +46,15 @@ class CosineHead(nn.Module):
         return len(self.weight)
 
     def forward(self, h: Tensor) -> Tensor:
-        inputs = F.normalize(F.pad(h, (0, 1), value=1.0), dim=1, eps=1e-8)
         rows = F.normalize(torch.cat([self.weight, self.bias[:, None]], dim=1), dim=1, eps=1e-8)
-        return self.sigma * F.linear(inputs, rows)
+        return F.linear(self.inputs(h), rows)
+
+    def inputs(self, h: Tensor) -> Tensor:
+        """What the normalised rows are multiplied with [N, features + 1]: sigma [h, 1] / |[h, 1]|.
+
+        The gradient of cross-entropy with respect to those rows is (softmax - onehot) ⊗ this.
+        """
+        return self.sigma * F.normalize(F.pad(h, (0, 1), value=1.0), dim=1, eps=1e-8)
 
     def grow(self, classes: int) -> None:
         """Have at least `classes` rows; old rows keep their values bit for bit.

@@ -40,8 +40,11 @@ class Policy:
         """What to call the policy in a message: its registered name, or else its class."""
         return self.name or type(self).__name__
 
+    def warm_up(self) -> None:
+        """Load or compile what a session needs; not booked as a cost of the session."""
+
     def begin(self, session: Session) -> None:
-        """Once per session, before the first selection."""
+        """Once per session, before the first selection; quantities of all stored samples are read here."""
 
     def select(self, session: Session, n: int) -> Array:
         """The next mini-batch: `n` slots."""

@@ -15,7 +15,6 @@ from graspcl.errors import GraspError
 from graspcl.policy.base import Policy, policies
 from graspcl.policy.budget import Budget
 from graspcl.policy.session import Session
-from graspcl.random import generator
 
 Array = np.ndarray[Any, Any]
 
@@ -28,9 +27,11 @@ def batches(policy: Policy, session: Session, begun: int | None = None) -> Itera
     session.needs = policy.needs | {"labels"}
     if not len(session.buffer) and session.budget.samples:
         raise GraspError("the buffer is empty: there is nothing to rehearse")
+    policy.warm_up()
     if begun is None:
         with selecting(session):
             policy.begin(session)
+    session.begun = True
     n = session.budget.batch_size
     for _ in range(begun or 0, session.budget.updates):
         with selecting(session):
@@ -58,8 +59,8 @@ def rehearse(
     """Mini-batches (inputs, labels) for a training loop of your own.
 
     `embed` is the part of your network up to the penultimate layer (or a network as `Session` takes it); policies that
-    look at embeddings call it once, before the first mini-batch, in eval mode. Without an `rng` the draws follow from
-    how many samples the buffer has been offered: new draws for every session, the same ones in a repeated run.
+    look at embeddings call it once, before the first mini-batch. A module, or a method of one, is put into eval mode
+    for that; any other function has to see to it. Without an `rng` the buffer's generator seeds the draws.
 
     >>> buffer = Buffer(capacity=100)
     >>> _ = buffer.insert(torch.eye(4), labels=[0, 0, 1, 1])
@@ -69,10 +70,9 @@ def rehearse(
     [0, 1]
     """
     chosen = policies.create(policy) if isinstance(policy, str) else policy
-    draws = generator(buffer.seen, "policy") if rng is None else np.random.default_rng(rng)
+    draws = np.random.default_rng(buffer.draw_seed() if rng is None else rng)
     session = Session(buffer, budget, draws, embed, device=device)
-    for slots in batches(chosen, session):
-        yield buffer.fetch(slots, device)
+    return (buffer.fetch(slots, device) for slots in batches(chosen, session))
 
 
 @contextlib.contextmanager

@@ -19,6 +19,8 @@ class Budget:
     batch_size: int
 
     def __post_init__(self) -> None:
+        if not (isinstance(self.updates, int) and isinstance(self.batch_size, int)):
+            raise GraspError(f"a budget counts in whole numbers, not {self.updates!r} and {self.batch_size!r}")
         if self.updates < 0 or self.batch_size < 1:
             raise GraspError(f"a budget has updates >= 0 and batch_size >= 1, not {self.updates} and {self.batch_size}")
 
@@ -34,4 +36,4 @@ class Budget:
         >>> Budget.passes(1.0, stored=1000, batch_size=64)
         Budget(updates=16, batch_size=64)
         """
-        return cls(max(1, round(passes * stored / batch_size)), batch_size)
+        return cls(max(1, round(passes * stored / batch_size)) if passes and stored else 0, batch_size)

@@ -7,13 +7,18 @@ from typing import Any
 import torch
 from torch import nn
 
+from graspcl.errors import GraspError
+
+_CHUNK = 128  # samples that full gradients take at once: the activations of all of them are held in memory
+_BLOCK = 2048  # rows of a product that is summed up at once
+
 
 class Gradients:
     """Gradients of the loss of n samples, each an outer product of `factors` [n, ·]: ⟨g_i, g_j⟩ = Π_f ⟨f_i, f_j⟩.
 
     The last layer's gradient under cross-entropy is (softmax - onehot) ⊗ h: two factors instead of K · D numbers. It is
-    exact for a linear last layer; for a cosine head it is the gradient with respect to the normalised rows, up to the
-    length of h. Gradients of the whole plastic network are a single factor.
+    exact for the weight of a linear last layer, whose bias is left out. Of a cosine head, which has σ [h, 1] / |[h, 1]|
+    for h, it is the gradient with respect to the normalised rows. Full gradients are a single factor [n, P].
 
     >>> g = Gradients(torch.tensor([[1.0, -1.0], [0.0, 2.0]]), torch.tensor([[1.0], [3.0]]))
     >>> g.dots(g).tolist(), g.norms().tolist()
@@ -29,6 +34,10 @@ class Gradients:
     def __getitem__(self, which: Any) -> Gradients:
         return Gradients(*(factor[which] for factor in self.factors))
 
+    def split(self, sizes: list[int]) -> list[Gradients]:
+        """The first `sizes[0]` gradients, the next `sizes[1]`, and so on."""
+        return [Gradients(*parts) for parts in zip(*(factor.split(sizes) for factor in self.factors), strict=True)]
+
     def dots(self, other: Gradients) -> torch.Tensor:
         """⟨g_i, g'_j⟩ [n, m]."""
         product: torch.Tensor = self.factors[0] @ other.factors[0].T
@@ -43,6 +52,14 @@ class Gradients:
             product = product * torch.linalg.vector_norm(factor, dim=1)
         return product
 
+    def mean_dots(self, others: Gradients) -> torch.Tensor:
+        """⟨g_i, ḡ⟩ [n], ḡ the mean of `others`."""
+        return torch.cat([self[i : i + _BLOCK].dots(others).mean(1) for i in range(0, len(self), _BLOCK)])
+
+    def normalised(self, eps: float = 1e-8) -> Gradients:
+        """g_i / (|g_i| + ε)."""
+        return Gradients(self.factors[0] / (self.norms()[:, None] + eps), *self.factors[1:])
+
     def cosines(self, other: Gradients, eps: float = 1e-6) -> torch.Tensor:
         """cos(g_i, g'_j) [n, m]; a gradient of (almost) nothing has cosine 0 with everything."""
         lengths = self.norms()[:, None].clamp_min(eps) * other.norms()[None, :].clamp_min(eps)
@@ -50,8 +67,8 @@ class Gradients:
 
     def mean_cosines(self, others: Gradients, eps: float = 1e-6) -> torch.Tensor:
         """cos(g_i, ḡ) [n], ḡ the mean of `others`."""
-        length = others.dots(others).mean().clamp_min(0).sqrt()
-        return self.dots(others).mean(1) / (self.norms().clamp_min(eps) * length.clamp_min(eps))
+        length = others.mean_dots(others).mean().clamp_min(0).sqrt()
+        return self.mean_dots(others) / (self.norms().clamp_min(eps) * length.clamp_min(eps))
 
 
 def last_layer_gradients(logits: torch.Tensor, rows: torch.Tensor, features: torch.Tensor) -> Gradients:
@@ -62,14 +79,17 @@ def last_layer_gradients(logits: torch.Tensor, rows: torch.Tensor, features: tor
 
 
 def full_gradients(network: nn.Module, inputs: torch.Tensor, rows: torch.Tensor) -> Gradients:
-    """Gradients of cross-entropy with respect to everything in `network` that learns, one sample at a time."""
-    weights = {name: value.detach() for name, value in network.named_parameters() if value.requires_grad}
+    """Gradients of cross-entropy with respect to everything in `network` that learns, each sample by itself.
+
+    n · P numbers: policies that ask for them ask for few samples at a time.
+    """
+    weights = _learning(network)
 
     def loss(parameters: dict[str, torch.Tensor], one: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
         logits = torch.func.functional_call(network, parameters, (one[None],)).logits
         return torch.nn.functional.cross_entropy(logits, row[None])
 
-    each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(weights, inputs, rows)
+    each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0), chunk_size=_CHUNK)(weights, inputs, rows)
     return Gradients(torch.cat([part.reshape(len(inputs), -1) for part in each.values()], dim=1))
 
 
@@ -82,9 +102,7 @@ def losses_after_step(
     other_rows: torch.Tensor,
 ) -> torch.Tensor:
     """Losses [m] of `others` after one plain gradient step of rate `lr` on `inputs`; the network stays as it is."""
-    weights = {
-        name: value.detach().requires_grad_() for name, value in network.named_parameters() if value.requires_grad
-    }
+    weights = {name: value.requires_grad_() for name, value in _learning(network).items()}
     with torch.enable_grad():
         logits = torch.func.functional_call(network, weights, (inputs,)).logits
         loss = torch.nn.functional.cross_entropy(logits, rows)
@@ -96,3 +114,20 @@ def losses_after_step(
         }
         logits = torch.func.functional_call(network, moved, (others,)).logits
     return torch.nn.functional.cross_entropy(logits, other_rows, reduction="none")
+
+
+def _learning(network: nn.Module) -> dict[str, torch.Tensor]:
+    """What learns in `network`, by name, apart from the graph."""
+    weights = {name: value.detach() for name, value in network.named_parameters() if value.requires_grad}
+    if not weights:
+        raise GraspError("nothing in the network learns (no parameter requires a gradient): there are no gradients")
+    return weights
+
+
+def check_settings(gradients: str, **counts: int) -> None:
+    """Refuse a policy's `gradients` that are neither of the last layer nor of all that learns, and counts below 1."""
+    if gradients not in ("last_layer", "full"):
+        raise GraspError(f"gradients must be 'last_layer' or 'full', not {gradients!r}")
+    for name, count in counts.items():
+        if count < 1:
+            raise GraspError(f"{name} must be at least 1, not {count}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from graspcl.errors import GraspError
+from graspcl.machine import cores
 from graspcl.policy.base import PlannedPolicy, policies
 from graspcl.policy.drawing import Groups, draws_per_class, group_by_class, round_robin
 from graspcl.policy.prototype import check_eps, prototype_distances
@@ -42,6 +42,9 @@ class Grasp(PlannedPolicy):
 
     def __post_init__(self) -> None:
         check_eps(self.eps)
+
+    def warm_up(self) -> None:
+        grasp_order(np.ones(2), np.zeros(2, np.int64), 2, np.random.default_rng(0))
 
     def plan(self, session: Session, budget: int, rng: np.random.Generator) -> Array:
         distances = prototype_distances(session.embeddings, session.label_tensor).numpy(force=True)
@@ -87,7 +90,7 @@ def grasp_draws(distances: Array, groups: Groups, budget: int, rng: np.random.Ge
         race_classes(d, offsets, draws[low:high], eps, first, again, part)
 
     chunks = zip(pairwise(bounds), rng.integers(2**63, size=len(bounds) - 1), strict=True)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(cores()) as pool:
         list(pool.map(race, chunks))
     return round_robin(groups.members[drawn], groups.number)
 

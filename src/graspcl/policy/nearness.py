@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from graspcl.errors import GraspError
 from graspcl.policy.base import PlannedPolicy, policies
 from graspcl.policy.drawing import weighted_draws
 from graspcl.policy.prototype import check_eps, prototype_distances
@@ -29,7 +30,7 @@ class _ByDistance(PlannedPolicy):
 
     def weights(self, distances: Array) -> Array:
         """Weight of each sample [N] from its distance [N]."""
-        raise NotImplementedError
+        raise GraspError(f"policy {type(self).__name__} must define weights(distances)")
 
 
 @policies.register("mof", "easy_biased")

@@ -11,7 +11,7 @@ from graspcl.errors import GraspError
 
 Array = np.ndarray[Any, Any]
 
-_CHUNK = 16384
+_CHUNK = 2048
 _ROUNDING = 1e-12
 
 
@@ -48,6 +48,7 @@ def prototype_distances(embeddings: Any, labels: Any) -> Any:
     q /= torch.maximum(torch.linalg.vector_norm(q, dim=1), rounding)[:, None]
     cosines = torch.cat([(part.double() * q[rows]).sum(1) for part, rows in chunks]) / lengths
     d = (1 - cosines).clamp(0, 2)
+    d[d < _ROUNDING] = 0.0  # identical embeddings have distance 0, not what rounding makes of it
     return d.numpy() if isinstance(embeddings, np.ndarray) else d
 
 
@@ -67,4 +68,7 @@ def _refuse_directionless(norms: torch.Tensor) -> None:
     for bad, what in ((~norms.isfinite(), "hold NaN or infinity"), (norms == 0, "are all zero")):
         if bad.any():
             which = bad.nonzero()[:, 0]
-            raise GraspError(f"{len(which)} of {len(norms)} embeddings {what} (rows {which[:5].tolist()})")
+            more = ", …" if len(which) > 5 else ""
+            hint = "; take them before the last activation" if what == "are all zero" else ""
+            rows = ", ".join(map(str, which[:5].tolist()))
+            raise GraspError(f"{len(which)} of {len(norms)} embeddings {what} (rows {rows}{more}){hint}")

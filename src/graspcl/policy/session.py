@@ -65,6 +65,7 @@ class Session:
     chunk: int = 512
     needs: frozenset[str] = QUANTITIES
     costs: Costs = field(default_factory=Costs)
+    begun: bool = False  # from here on quantities of all samples would be those of another network than at the begin
     lr: float = 0.1  # the learning rate of the coming update, for policies that look one step ahead
 
     @property
@@ -90,7 +91,10 @@ class Session:
 
     @property
     def embeddings(self) -> torch.Tensor:
-        """Penultimate embedding of each stored sample under the network as it is now [N, D]."""
+        """Penultimate embedding of each stored sample under the network as it is now [N, D].
+
+        In half precision: at the size of a whole buffer memory matters more than the fourth digit.
+        """
         self._allow("embeddings")
         return self._outputs["embeddings"]
 
@@ -115,24 +119,29 @@ class Session:
         return self._forward(slots, transform)
 
     def _forward(self, slots: Array, transform: Callable[[torch.Tensor], torch.Tensor] | None = None) -> SampleOutputs:
-        inputs, labels = self._fetch(slots)
         parts = []
         with evaluating(self.network), torch.no_grad():
-            for chunk in torch.split(inputs, self.chunk):
-                outputs = self._network(transform(chunk) if transform else chunk)
-                parts.append((outputs.embedding, getattr(outputs, "features", outputs.embedding), outputs.logits))
+            for chunk in torch.split(torch.as_tensor(slots), self.chunk):
+                inputs, labels = self.buffer.fetch(chunk, self.device)
+                outputs = self._network(transform(inputs) if transform else inputs)
+                features = getattr(outputs, "features", outputs.embedding)
+                parts.append((outputs.embedding, features, outputs.logits, self.rows_of(labels)))
         self.costs.selection_forward += len(slots)
-        embedding, features, logits = (torch.cat(part) for part in zip(*parts, strict=True))
-        rows = self.rows_of(labels)
+        embedding, features, logits, rows = (torch.cat(part) for part in zip(*parts, strict=True))
         losses = torch.nn.functional.cross_entropy(logits, rows, reduction="none")
         return SampleOutputs(embedding, features, logits, losses, rows)
 
     def gradients(self, slots: Array, full: bool = False) -> Gradients:
-        """Gradients of the loss of each sample in `slots`: of the last layer in closed form, or of all that learns."""
+        """Gradients of the loss of each sample in `slots`: of the last layer in closed form, or of all that learns.
+
+        A head that does more than multiply its input with its rows says by `inputs(features)` what it multiplies.
+        """
         self._allow("gradients")
         if not full:
             outputs = self._forward(slots)
-            return last_layer_gradients(outputs.logits, outputs.rows, outputs.features)
+            scaled = getattr(getattr(self._network, "head", None), "inputs", None)
+            inputs = outputs.features if scaled is None else scaled(outputs.features).detach()
+            return last_layer_gradients(outputs.logits, outputs.rows, inputs)
         inputs, labels = self._fetch(slots)
         with evaluating(self.network):
             found = full_gradients(self._network, inputs, self.rows_of(labels))
@@ -170,32 +179,42 @@ class Session:
     def _allow(self, quantity: str) -> None:
         if quantity not in self.needs:
             raise GraspError(f"the policy reads session.{quantity} without naming it in `needs` = {set(self.needs)}")
+        if self.begun and quantity in ("embeddings", "logits", "losses"):
+            raise GraspError(
+                f"session.{quantity} is measured when a session begins: read it in begin(), keep what you need"
+            )
 
     @cached_property
     def _outputs(self) -> dict[str, torch.Tensor]:
         if self.network is None:
-            raise GraspError("this policy needs embeddings or logits of the stored samples: give the session a network")
+            raise GraspError(
+                "this policy looks at the stored samples' embeddings or logits: give `embed=`, or the session a network"
+            )
         wanted = (["embeddings"] if "embeddings" in self.needs else []) + (
             ["logits"] if {"logits", "losses"} & self.needs else []
         )
-        parts: dict[str, list[torch.Tensor]] = {name: [] for name in wanted}
+        found: dict[str, torch.Tensor] = {}
         with evaluating(self.network), torch.no_grad():
             for begin in range(0, len(self.buffer), self.chunk):
-                slots = torch.arange(begin, min(begin + self.chunk, len(self.buffer)))
-                outputs = self.network(self.buffer.fetch(slots, self.device)[0])
+                end = min(begin + self.chunk, len(self.buffer))
+                outputs = self.network(self.buffer.fetch(torch.arange(begin, end), self.device)[0])
                 for name in wanted:
-                    parts[name].append(_part(outputs, name))
+                    part = _part(outputs, name)
+                    if name not in found:
+                        found[name] = part.new_empty((len(self.buffer), *part.shape[1:]))
+                    found[name][begin:end] = part
         self.costs.selection_forward += len(self.buffer)
-        return {name: torch.cat(chunks) for name, chunks in parts.items()}
+        return found
 
 
 def _part(outputs: Any, name: str) -> torch.Tensor:
+    if name == "embeddings":
+        embedding: torch.Tensor = outputs if isinstance(outputs, torch.Tensor) else outputs.embedding
+        return embedding.clamp(-65504, 65504).half()  # half precision's range
     if isinstance(outputs, torch.Tensor):
-        if name == "embeddings":
-            return outputs
         raise GraspError("this policy needs logits: the session's network must return .embedding and .logits")
-    found: torch.Tensor = outputs.embedding if name == "embeddings" else outputs.logits
-    return found
+    logits: torch.Tensor = outputs.logits
+    return logits
 
 
 @contextlib.contextmanager

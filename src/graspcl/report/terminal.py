@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
@@ -17,8 +17,7 @@ def comparison(title: str, rows: Sequence[Row], width: int = 120) -> Table:
     In a terminal of fewer than 110 columns the deviation stands below the mean.
     """
     seeds = max((len(row.values["alpha"]) for row in rows), default=0)
-    plus_minus = " ± " if width >= 110 else "\n±"
-    table = Table(title=f"{title}\n{seeds} seeds, mean ± std", title_justify="left", box=SIMPLE_HEAD, padding=(0, 0))
+    table = _table(title, seeds)
     table.add_column("policy", no_wrap=True)
     for _, heading, *_ in COLUMNS:
         table.add_column(heading, justify="right", no_wrap=True)
@@ -28,7 +27,77 @@ def comparison(title: str, rows: Sequence[Row], width: int = 120) -> Table:
         for name, _, digits, higher in COLUMNS:
             text = f"{row.mean(name):,.{digits}f}"
             if higher is not None:
-                text += f"{plus_minus}{row.std(name):.{digits}f}"
+                text += f"{_plus_minus(width)}{row.std(name):.{digits}f}"
             cells.append(f"[bold]{text}[/bold]" if higher and row.mean(name) == best[name] else text)
         table.add_row(escape(row.policy.replace("(", "\n(")), *cells)
+    return table
+
+
+def policy_table(
+    title: str, memories: Mapping[str, Sequence[Row]], baseline: str = "uniform", width: int = 120
+) -> Table:
+    """A row per policy as in the paper's Tables 2 and 3: μ_A and α for each memory, and time relative to the baseline.
+
+    Time is training and selection together, over all memories; without the baseline among the rows it is left out.
+    """
+    seeds = max((len(row.values["alpha"]) for rows in memories.values() for row in rows), default=0)
+    table = _table(title, seeds)
+    table.add_column("policy", no_wrap=True)
+    for memory in memories:
+        for heading in ("μ_A", "α"):
+            table.add_column(f"{memory}\n{heading}", justify="right", no_wrap=True)
+    times = relative_times(memories, baseline)
+    table.add_column(f"time\n/ {baseline}", justify="right", no_wrap=True)
+    found = {memory: {row.policy: row for row in rows} for memory, rows in memories.items()}
+    best = {
+        (memory, name): max((row.mean(name) for row in rows), default=0.0)
+        for memory, rows in memories.items()
+        for name in ("mu_all", "alpha")
+    }
+    for policy in dict.fromkeys(row.policy for rows in memories.values() for row in rows):
+        cells = []
+        for memory, by_policy in found.items():
+            for name in ("mu_all", "alpha"):
+                row = by_policy[policy]
+                text = f"{row.mean(name):.2f}{_plus_minus(width)}{row.std(name):.2f}"
+                cells.append(f"[bold]{text}[/bold]" if row.mean(name) == best[memory, name] else text)
+        table.add_row(escape(policy), *cells, f"{times[policy]:.2f}" if policy in times else "–")
+    return table
+
+
+def _table(title: str, seeds: int) -> Table:
+    over = f"{seeds} seeds, mean ± std" if seeds > 1 else "one seed"
+    return Table(
+        title=f"{title}\n{over}",
+        caption="μ_N μ_O μ_A: accuracy (%) on new, old and all classes, mean over sessions · α: final accuracy (%) · "
+        "seen: share of the buffer rehearsed at least once",
+        title_justify="left",
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 0),
+    )
+
+
+def _plus_minus(width: int) -> str:
+    return " ± " if width >= 110 else "\n±"
+
+
+def relative_times(memories: Mapping[str, Sequence[Row]], baseline: str) -> dict[str, float]:
+    """Seconds of training and selection of each policy, over those of the baseline; empty without a baseline."""
+    total: dict[str, float] = {}
+    for rows in memories.values():
+        for row in rows:
+            spent = row.mean("training_seconds") + row.mean("selection_seconds")
+            total[row.policy] = total.get(row.policy, 0.0) + spent
+    return {policy: spent / total[baseline] for policy, spent in total.items()} if baseline in total else {}
+
+
+def bar_chart(title: str, values: Mapping[str, float], width: int = 50) -> Table:
+    """Horizontal bars, largest first, from a little below the smallest value to the largest."""
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), show_header=False)
+    low, high = min(values.values()), max(values.values())
+    floor = low - 0.1 * (high - low)
+    for name, value in sorted(values.items(), key=lambda item: -item[1]):
+        share = (value - floor) / (high - floor) if high > floor else 1.0
+        table.add_row(escape(name), "█" * max(1, round(share * width)), f"{value:.2f}")
     return table

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from graspcl.buffer import Buffer, Maintenance, Placed
+from graspcl.buffer.checks import Columns
 from graspcl.errors import GraspError
 from graspcl.testing.codecs import global_chance_untouched
 
@@ -17,6 +18,7 @@ Array = np.ndarray[Any, Any]
 # Batches of a stream: small and large ones, one that fills the buffer midway, some larger than a small buffer.
 _BATCHES = (1, 3, 8, 5, 1, 40, 2, 17)
 _TRIALS = 600
+_VECTORS = {"embedding", "gradient"}  # columns of vectors that rules of the library ask for; others are numbers
 
 
 class Batch(NamedTuple):
@@ -32,7 +34,7 @@ def check_buffer(make: Callable[[], Buffer], shape: tuple[int, ...] = (4,), clas
 
     `make` returns a new, empty buffer each time, always with the same seed, independent of those made before (of its
     own folder, if it is stored in one), with room for 10 samples of each of `classes` classes if its rule needs room
-    for all of them. It is given inputs of `shape`.
+    for all of them. It is given inputs of `shape`, and random values for the columns that its rule asks for.
 
     >>> check_buffer(lambda: Buffer(capacity=30))
     """
@@ -47,19 +49,21 @@ def check_buffer(make: Callable[[], Buffer], shape: tuple[int, ...] = (4,), clas
         _check_overflow(make(), list(_stream(shape, classes)), name)
 
 
-def check_maintenance(make_rule: Callable[[], Maintenance]) -> None:
-    """Assert that a rule keeps a buffer sound, and treats a batch as its samples one by one.
+def check_maintenance(make_rule: Callable[[], Maintenance], columns: Columns | None = None) -> None:
+    """Assert that a rule keeps a buffer sound, and treats a batch as its samples one by one (if it says it does).
 
     `make_rule` returns a new rule each time. It is tried with room for 10 samples of each of 3 classes and with room
-    for 2, so a rule that takes a number per class should take at most 2.
+    for 2, so a rule that takes a number per class should take at most 2. `columns` are those it needs, if they are not
+    single numbers, "embedding" or "gradient".
 
     >>> from graspcl.buffer import Fifo
     >>> check_maintenance(Fifo)
     """
-    check_buffer(lambda: Buffer(30, maintenance=make_rule(), rng=1))
-    check_buffer(lambda: Buffer(6, maintenance=make_rule(), rng=1))
-    check_buffer(lambda: Buffer(None, maintenance=make_rule(), rng=1))
-    _check_batches_are_sequences(make_rule)
+    check_buffer(lambda: _buffer(30, make_rule(), columns, 1))
+    check_buffer(lambda: _buffer(6, make_rule(), columns, 1))
+    check_buffer(lambda: _buffer(None, make_rule(), columns, 1))
+    if make_rule().one_by_one:
+        _check_batches_are_sequences(make_rule, columns)
 
 
 # -- one property each ---------------------------------------------------------------------------------------------
@@ -76,7 +80,7 @@ def _check_stream(buffer: Buffer, batches: list[Batch], name: str) -> None:
 
 
 def _check_one_sample(buffer: Buffer, batch: Batch, name: str) -> None:
-    placed = buffer.insert(batch.inputs[:1], batch.labels[:1], batch.ids[:1])
+    placed = _insert(buffer, Batch(batch.inputs[:1], batch.labels[:1], batch.ids[:1]))
     assert len(buffer) == 1 and placed.slots.tolist() == [0], f"{name} must keep the first sample it is given"
     assert not len(placed.evicted), f"{name} reports an eviction from an empty buffer"
 
@@ -129,7 +133,7 @@ def _check_refusals(buffer: Buffer, batches: list[Batch], name: str) -> None:
     before = _contents(buffer)
     for mistake, arguments in refused.items():
         try:
-            buffer.insert(*arguments)
+            buffer.insert(*arguments, columns=_values(buffer, len(arguments[0]), 0))
         except GraspError:
             pass
         else:
@@ -158,7 +162,7 @@ def _check_overflow(buffer: Buffer, batches: list[Batch], name: str) -> None:
         known.insert(buffer, batch._replace(ids=batch.ids + 10**6), name)
 
 
-def _check_batches_are_sequences(make_rule: Callable[[], Maintenance]) -> None:
+def _check_batches_are_sequences(make_rule: Callable[[], Maintenance], columns: Columns | None) -> None:
     """How often each arrival survives, as a batch and one by one: within 4.5 standard errors.
 
     A rule that is right fails this with a probability below 0.0001; a frequency that is off by 0.2 is found with one
@@ -169,9 +173,10 @@ def _check_batches_are_sequences(make_rule: Callable[[], Maintenance]) -> None:
     rng = np.random.default_rng(2)
     for _ in range(_TRIALS):
         for way, cuts in enumerate(([2], range(2, len(labels)))):
-            buffer = Buffer(6, maintenance=make_rule(), rng=rng)
+            buffer = _buffer(6, make_rule(), columns, rng)
+            values = _values(buffer, len(labels), 0)
             for part in np.split(np.arange(len(labels)), cuts):
-                buffer.insert_codes(inputs[part], labels[part])
+                buffer.insert_codes(inputs[part], labels[part], columns={n: v[part] for n, v in values.items()})
             survived[way, buffer.ids] += 1
     batch, single = survived / _TRIALS
     error = np.sqrt((batch * (1 - batch) + single * (1 - single)) / _TRIALS)
@@ -192,15 +197,18 @@ class _Known:
         self.inputs: dict[int, torch.Tensor] = {}
         self.labels: dict[int, int] = {}
         self.births: dict[int, int] = {}
+        self.columns: dict[int, dict[str, Array]] = {}
 
     def insert(self, buffer: Buffer, batch: Batch, name: str, overflow: bool = False) -> None:
         """Insert a batch and compare what the buffer says it did with what it did."""
         before, seen = buffer.ids.copy(), buffer.seen
         decoded = buffer.decode(buffer.encode(batch.inputs))
+        values = _values(buffer, len(batch.ids), int(batch.ids[0]))
         for i, number in enumerate(batch.ids.tolist()):
             self.inputs[number], self.labels[number] = decoded[i], int(batch.labels[i])
             self.births[number] = seen + i
-        placed = buffer.insert(*batch, overflow=overflow)
+            self.columns[number] = {name: value[i] for name, value in values.items()}
+        placed = _insert(buffer, batch, overflow)
         self.check(buffer, name)
         assert buffer.seen == seen + len(batch.ids), f"{name}.seen must count every sample offered, kept or not"
         assert placed.slots.shape == batch.ids.shape, f"{name} must report a slot (or -1) for every sample of a batch"
@@ -222,6 +230,9 @@ class _Known:
         assert len(set(ids)) == count, f"{name} stores a sample twice"
         assert buffer.labels.tolist() == [self.labels[i] for i in ids], f"{name}: labels went astray from their ids"
         assert buffer.births.tolist() == [self.births[i] for i in ids], f"{name}: births went astray from their ids"
+        for column in buffer.maintenance.columns - buffer.maintenance.fills:
+            expected_values = np.stack([self.columns[i][column] for i in ids])
+            assert np.array_equal(buffer[column], expected_values), f"{name}: {column} went astray from its ids"
         classes, runs = buffer.classes.tolist(), [buffer.slots_of(int(c)) for c in buffer.classes]
         assert classes == sorted(set(buffer.labels.tolist())), f"{name}.classes are not the labels stored"
         assert buffer.sizes.tolist() == [len(run) for run in runs], f"{name}.sizes are not those of slots_of"
@@ -246,9 +257,27 @@ def _stream(shape: tuple[int, ...], classes: int, seed: int = 0) -> Iterator[Bat
         begin += size
 
 
+def _buffer(capacity: int | None, rule: Maintenance, columns: Columns | None, rng: Any) -> Buffer:
+    """A buffer with the columns its rule needs."""
+    needed = {name: ((3,) if name in _VECTORS else (), np.float32) for name in sorted(rule.columns)}
+    return Buffer(capacity, maintenance=rule, columns={**needed, **(columns or {})}, rng=rng)
+
+
+def _values(buffer: Buffer, number: int, seed: int) -> dict[str, Array]:
+    """Random values for `number` samples of the columns that the buffer's rule asks for."""
+    rng, rule = np.random.default_rng(seed), buffer.maintenance
+    given = {name: buffer.columns[name] for name in sorted(rule.columns - rule.fills)}
+    return {name: rng.standard_normal((number, *shape)).astype(dtype) for name, (shape, dtype) in given.items()}
+
+
+def _insert(buffer: Buffer, batch: Batch, overflow: bool = False) -> Placed:
+    columns = _values(buffer, len(batch.ids), int(batch.ids[0]))
+    return buffer.insert(*batch, columns=columns, overflow=overflow)
+
+
 def _history(buffer: Buffer, batches: list[Batch]) -> list[tuple[Any, ...]]:
     """Insert batches; everything visible after each."""
-    return [(*map(np.ndarray.tolist, _placed(buffer.insert(*batch))), *_contents(buffer)) for batch in batches]
+    return [(*map(np.ndarray.tolist, _placed(_insert(buffer, batch))), *_contents(buffer)) for batch in batches]
 
 
 def _placed(placed: Placed) -> tuple[Array, Array]:

@@ -1,0 +1,94 @@
+"""ASER: old samples that speak for the old classes and against the incoming ones, by their Shapley values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from graspcl.errors import GraspError
+from graspcl.policy.base import policies
+from graspcl.policy.incoming import IncomingPolicy, best, candidates
+from graspcl.policy.session import Session
+
+Array = np.ndarray[Any, Any]
+
+
+@policies.register("aser")
+@dataclass
+class Aser(IncomingPolicy):
+    """The largest mean_j s_j(i) over old samples j, minus mean_j s_j(i) over incoming ones ("asvm").
+
+    s_j(i) is the Shapley value of candidate i in telling the class of j by its `k` nearest neighbours. The candidates
+    are `n_smp_cls` old samples of each class, and more where more are to be chosen; as many others stand for the old
+    ones. "asv" takes max_j and min_j instead of the means, "neg_sv" minus the sum over incoming ones alone.
+    """
+
+    k: int = 3
+    n_smp_cls: int = 2
+    score: Literal["asvm", "asv", "neg_sv"] = "asvm"
+
+    needs = IncomingPolicy.needs | {"forward"}
+    cost = (
+        "per mini-batch, a forward pass over its incoming half and 2 · `n_smp_cls` (2 · 2) old samples of each class, "
+        "or as many candidates as are to be chosen"
+    )
+    source = "Shim et al. 2021"
+
+    def __post_init__(self) -> None:
+        if self.k < 1 or self.n_smp_cls < 1:
+            raise GraspError(f"aser takes k >= 1 and n_smp_cls >= 1, not {self.k} and {self.n_smp_cls}")
+        if self.score not in ("asvm", "asv", "neg_sv"):
+            raise GraspError(f"aser's score is 'asvm', 'asv' or 'neg_sv', not {self.score!r}")
+
+    def choose(self, session: Session, incoming: Array, old: Array, k: int) -> Array:
+        slots, others = self.sets(session, old, k)
+        parts = slots, others, incoming
+        outputs = session.forward(np.concatenate(parts))
+        sizes = [len(part) for part in parts]
+        z, z_old, z_new = outputs.embedding.split(sizes)
+        y, y_old, y_new = outputs.rows.split(sizes)
+        cooperative = knn_shapley(z, y, z_old, y_old, self.k)
+        adversarial = knn_shapley(z, y, z_new, y_new, self.k)
+        if self.score == "asvm":
+            scores = cooperative.mean(0) - adversarial.mean(0)
+        elif self.score == "asv":
+            scores = cooperative.amax(0) - adversarial.amin(0)
+        else:
+            scores = -adversarial.sum(0)
+        return best(slots, scores, k)
+
+    def sets(self, session: Session, old: Array, k: int) -> tuple[Array, Array]:
+        """Candidates, at least `k` if there are, and the old samples to value them by: others, where there are."""
+        is_old = np.zeros(len(session.labels), bool)
+        is_old[old] = True
+        members, offsets = session.groups
+        classes = [run[is_old[run]] for run in (members[begin:end] for begin, end in pairwise(offsets))]
+        number, sizes = self.n_smp_cls, np.array([len(run) for run in classes])
+        while np.minimum(sizes, number).sum() < min(k, len(old)):
+            number += 1
+        drawn = [candidates(run, number + self.n_smp_cls, session.rng) for run in classes]
+        slots = np.concatenate([run[:number] for run in drawn])
+        return session.rng.permutation(slots), np.concatenate([run[-self.n_smp_cls :] for run in drawn])
+
+
+def knn_shapley(z: torch.Tensor, y: torch.Tensor, at: torch.Tensor, labels: torch.Tensor, k: int) -> torch.Tensor:
+    """Shapley values [m, n] of candidates z [n, D] of classes y [n] for m points `at` [m, D] of classes `labels` [m].
+
+    The game's worth is v(S) = (1/k) Σ 1[y = label] over the min(k, |S|) members of S nearest to the point. With a_1 the
+    nearest and a_n the farthest, s(a_i) = s(a_{i+1}) + (1[y_{a_i} = y] - 1[y_{a_{i+1}} = y]) min(k, i) / (k i), from
+    nothing beyond a_n.
+
+    >>> z, y = torch.tensor([[0.0], [1.0], [2.0]]), torch.tensor([7, 3, 7])
+    >>> knn_shapley(z, y, torch.tensor([[0.0]]), torch.tensor([7]), k=1)
+    tensor([[ 0.8333, -0.1667,  0.3333]], dtype=torch.float64)
+    """
+    order = torch.cdist(at, z).argsort(dim=1, stable=True)
+    right = (y[order] == labels[:, None]).double()
+    place = torch.arange(1, len(z) + 1, dtype=torch.float64, device=z.device)
+    steps = -torch.nn.functional.pad(right, (0, 1)).diff(dim=1) * place.clamp_max(k) / (k * place)
+    values = steps.flip(1).cumsum(1).flip(1)
+    return torch.empty_like(values).scatter_(1, order, values)

@@ -1,0 +1,100 @@
+"""k-means: near one of several centres of the class, instead of near its one mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+
+from graspcl.errors import GraspError
+from graspcl.policy.base import PlannedPolicy, policies
+from graspcl.policy.drawing import weighted_draws
+from graspcl.policy.prototype import check_eps
+from graspcl.policy.session import Session
+
+Array = np.ndarray[Any, Any]
+
+
+@policies.register("kmeans")
+@dataclass
+class KMeans(PlannedPolicy):
+    """p ~ 1 / (d + ε) within each class, d = min_c |z/|z| - m_c|: near a cluster's centre first, all session long.
+
+    m are the `clusters` centres that k-means finds among the unit-length embeddings of the class. A sample that is a
+    cluster of its own has d = 0 and, ε being small, is nearly all that is drawn of its class: so was it published.
+    """
+
+    clusters: int = 3
+    iterations: int = 100
+    eps: float = 1e-10
+
+    needs = frozenset({"labels", "embeddings"})
+    balanced = True
+    family = "prototype"
+    cost = "one forward pass over the buffer and k-means in each class per session"
+    source = "Chaudhry et al. 2019; Harun et al. 2024, section 4.1"
+
+    def __post_init__(self) -> None:
+        check_eps(self.eps)
+        if self.clusters < 1 or self.iterations < 1:
+            raise GraspError(f"clusters and iterations are 1 or more, not {self.clusters} and {self.iterations}")
+
+    def plan(self, session: Session, budget: int, rng: np.random.Generator) -> Array:
+        generator = torch.Generator().manual_seed(int(rng.integers(2**63)))
+        distances = np.empty(len(session.labels))
+        for begin, end in pairwise(session.groups.offsets):
+            members = session.groups.members[begin:end]
+            z = session.embeddings[torch.from_numpy(members)]
+            distances[members] = self.distances(z, generator).numpy(force=True)
+        return weighted_draws(1 / (distances + self.eps), session.groups, budget, rng)
+
+    def distances(self, z: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        """Distance of each embedding [n, D] of a class to the nearest centre of the class [n]."""
+        if not z.isfinite().all():
+            raise GraspError("some embeddings hold NaN or infinity: they have no distance to a cluster")
+        x = torch.nn.functional.normalize(z.float(), dim=1)
+        centres, nearest = lloyd(x, seed_centres(x, self.clusters, generator), self.iterations)
+        away: torch.Tensor = torch.linalg.vector_norm(x - centres[nearest], dim=1)
+        return away
+
+
+def seed_centres(x: torch.Tensor, k: int, generator: torch.Generator) -> torch.Tensor:
+    """k-means++: samples of x [n, D], each drawn with p ~ its squared distance to those before it [≤ k, D].
+
+    Fewer than k where x has fewer different rows.
+    """
+    chosen = [int(torch.randint(len(x), (1,), generator=generator))]
+    squared = (x - x[chosen[-1]]).square().sum(1)
+    while len(chosen) < k and bool(squared.any()):
+        chosen.append(int(torch.multinomial(squared.cpu(), 1, generator=generator)))
+        squared = torch.minimum(squared, (x - x[chosen[-1]]).square().sum(1))
+    return x[chosen]
+
+
+def lloyd(x: torch.Tensor, centres: torch.Tensor, iterations: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """k-means of x [n, D] from `centres` [k, D] on: the centres [k, D], and the nearest one of each sample [n].
+
+    Stops when no sample changes its cluster. A centre that is nobody's nearest stays where it is.
+
+    >>> x = torch.tensor([[0.0], [1.0], [8.0], [9.0]])
+    >>> centres, nearest = lloyd(x, x[:2], iterations=10)
+    >>> centres.tolist(), nearest.tolist()
+    ([[0.5], [8.5]], [0, 0, 1, 1])
+    """
+    nearest = _nearest(x, centres)
+    for _ in range(iterations):
+        belongs = torch.nn.functional.one_hot(nearest, len(centres)).to(x.dtype).T
+        sizes = belongs.sum(1, keepdim=True)
+        centres = torch.where(sizes > 0, belongs @ x / sizes.clamp_min(1), centres)
+        before, nearest = nearest, _nearest(x, centres)
+        if torch.equal(before, nearest):
+            break
+    return centres, nearest
+
+
+def _nearest(x: torch.Tensor, centres: torch.Tensor) -> torch.Tensor:
+    """argmin_c |x - c|² = argmin_c |c|²/2 - ⟨x, c⟩: the smaller product, and no differences [n, k, D]."""
+    return (centres.square().sum(1) / 2 - x @ centres.T).argmin(1)

@@ -1,0 +1,296 @@
+"""Hard or neglected samples first: policies that keep one score per stored sample and draw by it.
+
+Scores are taken of all stored samples when a session begins. After each update those of the drawn samples are
+overwritten with what training just saw of them; all others keep theirs. A mini-batch is drawn without replacement,
+independently of the mini-batches before it and without regard to classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, get_args
+
+import numpy as np
+import torch
+
+from graspcl.errors import GraspError, nearest
+from graspcl.policy.base import Policy, policies
+from graspcl.policy.session import Session
+
+Array = np.ndarray[Any, Any]
+Mode = Literal["proportional", "top"]
+Weighting = Literal["rank", "softmax", "reciprocal_shift"]
+
+_CHUNK = 16384
+_EPS = 1e-7  # as published
+_EXPONENT = 600.0  # exp(±600) and sums of it are neither infinite nor zero
+
+
+@dataclass
+class _ByScore(Policy):
+    """Draws from a tree over all samples (see `graspcl.policy.tree`), which follows their scores.
+
+    `mode="proportional"` draws with probability proportional to a weight that falls (or, with `largest`, rises) with
+    the score; `mode="top"` takes the n smallest (largest) scores of the moment, equal ones in random order.
+    """
+
+    mode: Mode = "proportional"
+
+    largest: ClassVar[bool] = False  # whether large scores come first
+    balanced = False
+    family = "score"
+
+    def __post_init__(self) -> None:
+        _check_choice("mode", self.mode, get_args(Mode))
+
+    def warm_up(self) -> None:
+        from graspcl.policy.tree import build, by_weight, draw, update
+
+        leaves = by_weight(np.ones(2))
+        tree = build(leaves)
+        update(tree, draw(tree, np.zeros(1)), leaves[:1])
+
+    def begin(self, session: Session) -> None:
+        if not session.budget.samples:
+            return
+        from graspcl.policy.tree import build  # compiled code is loaded where it is used
+
+        self._scores = self.first_scores(session)
+        self._tree = build(self._leaves(self._scores))
+
+    def select(self, session: Session, n: int) -> Array:
+        from graspcl.policy.tree import draw
+
+        stored = len(self._scores)
+        whole = np.arange(n - n % stored) % stored  # a mini-batch larger than the buffer holds all of it
+        return np.append(whole, draw(self._tree, session.rng.random(n % stored)))
+
+    def observe(self, slots: Array, outputs: Any) -> None:
+        from graspcl.policy.tree import build, update
+
+        self.rescore(slots, outputs)
+        if self.weighs_together:
+            self._tree = build(self._leaves(self._scores))
+        else:
+            update(self._tree, slots, self._leaves(self._scores[slots]))
+
+    def first_scores(self, session: Session) -> Array:
+        """Score of each stored sample as the session begins, float64 [N]."""
+        raise GraspError(f"policy {type(self).__name__} must define first_scores(session)")
+
+    def rescore(self, slots: Array, outputs: Any) -> None:
+        """Overwrite the scores of the samples in `slots`, given what training saw of them."""
+        raise GraspError(f"policy {type(self).__name__} must define rescore(slots, outputs)")
+
+    def weights(self, scores: Array) -> Array:
+        """Weights ≥ 0 [n] of samples with these scores [n]."""
+        raise GraspError(f"policy {type(self).__name__} must define weights(scores)")
+
+    @property
+    def weighs_together(self) -> bool:
+        """Whether a sample's weight depends on the scores of all others now, so that one new score changes all."""
+        return False
+
+    def _leaves(self, scores: Array) -> Array:
+        from graspcl.policy.tree import by_level, by_weight
+
+        return by_level(self._urgency(scores)) if self.mode == "top" else by_weight(self.weights(scores))
+
+    def _urgency(self, scores: Array) -> Array:
+        """The scores with their sign such that the largest come first."""
+        return scores if self.largest else -scores
+
+
+# -- scores from the logits ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _ByLogits(_ByScore):
+    """The score is a function of a sample's logits and class.
+
+    What `weighting` makes of the scores (without effect in mode "top"):
+    - "rank": w = N + 1/2 - r, r the number of scores at session start that come before this one, equal ones counted
+      half. So the weights start as N, N-1, …, 1; a later score gets the rank it would have had then.
+    - "softmax": w = exp(∓s / (σ · temperature)), σ the standard deviation of the scores at session start.
+    - "reciprocal_shift": w = 1 / (s + 1e-7), or w = s for `max_loss`; then w + 1 - min w, anew for each mini-batch, in
+      O(N). This is what the published numbers used. It is not monotone where scores have a sign: margins of
+      (-5, -0.001, 0.001, 5) get probabilities of (0.25, 0.0002, 0.50, 0.25), so that a sample that is just wrong is
+      hardly ever drawn and one that is very wrong no more often than one that is very right.
+    """
+
+    weighting: Weighting = "rank"
+    temperature: float = 1.0
+
+    needs = frozenset({"labels", "logits"})
+    cost = "one forward pass over the buffer per session"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_choice("weighting", self.weighting, get_args(Weighting))
+        if not 0 < self.temperature < float("inf"):
+            raise GraspError(f"temperature must be finite and above 0, not {self.temperature}")
+
+    def score(self, logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Scores [n] of samples with these logits [n, K], of which those in columns `rows` [n] are right."""
+        raise GraspError(f"policy {type(self).__name__} must define score(logits, rows)")
+
+    def first_scores(self, session: Session) -> Array:
+        rows = session.rows_of(session.label_tensor)
+        self._rows = rows.numpy(force=True)
+        scores = self._checked_scores(session.logits, np.arange(len(rows)))
+        self._start = np.sort(self._urgency(scores))
+        self._spread = float(scores.std()) or 1.0  # equal scores have equal weights in any unit
+        return scores
+
+    def rescore(self, slots: Array, outputs: Any) -> None:
+        # The cross-entropy is taken from the logits too: a learner's own loss may be another, on another scale.
+        self._scores[slots] = self._checked_scores(outputs.logits, slots)
+
+    def weights(self, scores: Array) -> Array:
+        if self.weighting == "reciprocal_shift":
+            return reciprocal_shift(scores, self.largest)
+        if self.weighting == "softmax":
+            exponents = (self._urgency(scores) - self._start[-1]) / self._spread / self.temperature
+            weights: Array = np.exp(exponents.clip(-_EXPONENT, _EXPONENT))
+            return weights
+        return rank_weights(self._urgency(scores), self._start)
+
+    @property
+    def weighs_together(self) -> bool:
+        return self.mode == "proportional" and self.weighting == "reciprocal_shift"
+
+    def _checked_scores(self, logits: torch.Tensor, slots: Array) -> Array:
+        rows = torch.from_numpy(self._rows[slots]).to(logits.device)
+        columns = logits.shape[1]
+        if not 0 <= int(rows.min()) <= int(rows.max()) < columns:
+            raise GraspError(
+                f"policy {self.called!r} looks for columns {int(rows.min())} … {int(rows.max())} of logits that have "
+                f"{columns}: give the session `rows`, which maps labels to columns"
+            )
+        parts = zip(torch.split(logits, _CHUNK), torch.split(rows, _CHUNK), strict=True)
+        scores = torch.cat([self.score(part.double(), right) for part, right in parts])
+        # The largest logit is NaN if any is; one of another class need not show in the score.
+        bad = (~scores.isfinite() | logits.amax(1).isnan()).numpy(force=True)
+        if bad.any():
+            raise GraspError(
+                f"policy {self.called!r}: the logits of {bad.sum()} of {len(bad)} samples hold NaN or give no finite "
+                f"score (slots {slots[bad][:5].tolist()})"
+            )
+        return scores.numpy(force=True)
+
+
+@policies.register("max_loss")
+@dataclass
+class MaxLoss(_ByLogits):
+    """Large cross-entropy first: s = log Σ_j exp f_j - f_y.
+
+    By rank this is the order of `min_confidence`, as p_y = exp(-s); by value the two differ.
+    """
+
+    largest = True
+    source = "Kawaguchi and Lu 2020"
+
+    def score(self, logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(logits, rows, reduction="none")
+
+
+@policies.register("min_margin")
+@dataclass
+class MinMargin(_ByLogits):
+    """Small margin first: s = f_y - max_{j≠y} f_j of the logits, below 0 where the network is wrong.
+
+    With a single class nothing can be mistaken for another, and all margins count as 0.
+    """
+
+    source = "Scheffer et al. 2001"
+
+    def score(self, logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        right = rows[:, None]
+        if logits.shape[1] == 1:
+            return logits.new_zeros(len(logits))
+        rivals = logits.scatter(1, right, -torch.inf)
+        return logits.gather(1, right)[:, 0] - rivals.amax(1)
+
+
+@policies.register("min_logit_distance")
+@dataclass
+class MinLogitDistance(_ByLogits):
+    """Near the hyperplane of its own class first: s = |f_y|, or with `signed` s = f_y.
+
+    Unsigned (as published) a sample far on the wrong side counts as far; signed, it comes first of all.
+    """
+
+    signed: bool = False
+
+    source = "Chaudhry et al. 2018"
+
+    def score(self, logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        right = logits.gather(1, rows[:, None])[:, 0]
+        return right if self.signed else right.abs()
+
+
+@policies.register("min_confidence")
+@dataclass
+class MinConfidence(_ByLogits):
+    """Small probability of the right class first: s = p_y = exp f_y / Σ_j exp f_j."""
+
+    source = "Gal et al. 2017"
+
+    def score(self, logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(logits, dim=1).gather(1, rows[:, None])[:, 0]
+
+
+def rank_weights(urgency: Array, start: Array) -> Array:
+    """N + 1/2 - r for each of `urgency` [n], r its rank from the top among the sorted `start` [N], ties counted half.
+
+    >>> rank_weights(np.array([9.0, 5.0, 4.0, 0.0]), start=np.array([1.0, 2.0, 5.0])).tolist()
+    [3.5, 3.0, 2.5, 0.5]
+    """
+    below = np.searchsorted(start, urgency, side="left")
+    not_above = np.searchsorted(start, urgency, side="right")
+    weights: Array = (1 + below + not_above) / 2
+    return weights
+
+
+def reciprocal_shift(scores: Array, largest: bool = False) -> Array:
+    """The published transform of all scores: 1 / (s + 1e-7), or s where the `largest` come first; then + 1 - min.
+
+    >>> w = reciprocal_shift(np.array([-5, -0.001, 0.001, 5]))
+    >>> (w / w.sum()).round(4).tolist()
+    [0.25, 0.0002, 0.4997, 0.2501]
+    """
+    raw = scores if largest else 1 / (scores + _EPS)
+    shifted: Array = raw + (1 - raw.min())
+    return shifted
+
+
+# -- counts ----------------------------------------------------------------------------------------------------------
+
+
+@policies.register("min_rehearsal")
+@dataclass
+class MinRehearsal(_ByScore):
+    """Seldom rehearsed first: s = 1 + the number of times the sample was drawn in this session; w = 1 / s.
+
+    Counts start at 1 in every session, as published, so new samples have no lead over old ones: a count over a sample's
+    whole life would spend session after session on what came last. In mode "top" every sample is shown once, in
+    random order, before any is shown again. (The published program also lowers all counts by the smallest, less 1.)
+    """
+
+    needs = frozenset({"labels"})
+    cost = "none"
+    source = "Hayes and Kanan 2021"
+
+    def first_scores(self, session: Session) -> Array:
+        return np.ones(len(session.labels))
+
+    def rescore(self, slots: Array, outputs: Any) -> None:
+        np.add.at(self._scores, slots, 1)
+
+    def weights(self, scores: Array) -> Array:
+        return 1 / scores
+
+
+def _check_choice(what: str, value: str, valid: tuple[str, ...]) -> None:
+    if value not in valid:
+        raise GraspError(f"there is no {what} {value!r}; {nearest(value, valid)}")

@@ -1,0 +1,100 @@
+"""Every rule under a learner: SIESTA fills the columns that a rule asks for."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from graspcl.buffer import Buffer, Gss, Herding, Maintenance, Rainbow, Ring, rules
+from graspcl.errors import GraspError
+from graspcl.learner import Optimiser, Siesta, column_shapes
+from graspcl.model import vector_network
+from graspcl.policy import Budget
+from graspcl.testing import check_learner
+
+INPUTS = torch.randn(100, 12, generator=torch.Generator().manual_seed(0))
+LABELS = np.arange(100) // 20
+
+
+def siesta(rule: Maintenance, capacity: int | None = 40, learner: type[Siesta] = Siesta) -> Siesta:
+    network = vector_network(12, hidden=16, embedding=8, generator=torch.Generator().manual_seed(0))
+    buffer = Buffer(capacity, maintenance=rule, columns=column_shapes(rule, network))
+    return learner(network, buffer, "uniform", Optimiser(lr=0.1))
+
+
+def rule_of(name: str) -> Maintenance:
+    return Ring(per_class=8) if name == "ring" else rules.create(name)
+
+
+@pytest.mark.parametrize("name", ["mof", "gss"])  # one with a state of its own, one with columns of its own
+def test_learner_contract(name: str) -> None:
+    check_learner(lambda: siesta(rule_of(name)), INPUTS)
+
+
+class Offline(Siesta):
+    offline = True
+
+
+@pytest.mark.parametrize("name", rules.names())
+@pytest.mark.parametrize("learner", [Siesta, Offline])
+def test_two_sessions_stay_within_capacity(name: str, learner: type[Siesta]) -> None:
+    made = siesta(rule_of(name), learner=learner)
+    for session in (LABELS < 3, LABELS >= 3):
+        made.observe(INPUTS[session], LABELS[session])
+        made.rehearse(Budget(3, 8))
+        assert 0 < len(made.buffer) <= 40
+    for column, (shape, _) in made.buffer.columns.items():
+        assert made.buffer[column].shape == (len(made.buffer), *shape)
+        assert np.isfinite(made.buffer[column]).all()
+
+
+def test_embeddings_and_uncertainties_are_those_of_the_network_at_insertion() -> None:
+    for rule, column in ((Herding(), "embedding"), (Rainbow(), "uncertainty")):
+        learner = siesta(rule, None)
+        learner.observe(INPUTS[:40], LABELS[:40])
+        learner.observe(INPUTS[40:50], LABELS[40:50])
+        if column == "embedding":
+            expected = learner.outputs(INPUTS[:50], "embedding")
+        else:
+            assert (learner.buffer[column][:40] == 1).all()  # no class was known
+            learner.classes = learner.classes[:2]
+            expected = 1 - learner.outputs(INPUTS[40:50], "logits")[:, :2].softmax(1).amax(1)
+        np.testing.assert_allclose(learner.buffer[column][-len(expected) :], expected, atol=1e-6)
+
+
+def test_gradients_are_those_of_the_loss_at_the_heads_input() -> None:
+    learner = siesta(Gss(), None)
+    learner.observe(INPUTS[:40], LABELS[:40])
+    assert not learner.buffer["gradient"].any()  # no class was known
+    head, step = copy.deepcopy(learner.network.head).double(), 1e-6  # of the moment of insertion
+    features = learner.outputs(INPUTS[:1], "features").double()
+    learner.observe(INPUTS[:1], LABELS[:1])
+
+    def loss(x: torch.Tensor) -> Any:
+        return torch.nn.functional.cross_entropy(head(x), torch.tensor([0])).item()
+
+    nudges = step * torch.eye(8, dtype=torch.float64)
+    expected = [(loss(features + nudge) - loss(features - nudge)) / (2 * step) for nudge in nudges]
+    np.testing.assert_allclose(learner.buffer["gradient"][-1], expected, atol=1e-4)
+
+
+def test_a_wrong_batch_is_refused_before_the_network_sees_it() -> None:
+    learner = siesta(Gss())
+    learner.observe(INPUTS[:40], LABELS[:40])
+    for codes, labels in ((INPUTS[:3], [0, 1]), (INPUTS[:3, :5], [0, 1, 2]), (INPUTS[:2], [0, -1])):
+        with pytest.raises(GraspError):
+            learner.observe_codes(codes, labels)
+    assert len(learner.buffer) == 40 and learner.classes == [0, 1]
+    learner.observe_codes(INPUTS[:0], [])
+
+
+def test_a_column_that_learners_do_not_know() -> None:
+    class Mine(Herding):
+        columns = frozenset({"colour"})
+
+    with pytest.raises(GraspError, match="do not know the column 'colour' that Mine needs"):
+        siesta(Mine())

