@@ -89,13 +89,13 @@ def test_files_are_plain_npy_that_numpy_reads(tmp_path: Path) -> None:
     assert np.load(tmp_path / "labels.npy").tolist() == [3, 1, 3, 0, 0]
 
 
-def test_a_folder_that_held_another_buffer_can_be_used_again(tmp_path: Path) -> None:
-    first = Buffer(None, storage=tmp_path)
-    first.insert(np.ones((100, 3), np.float32), np.zeros(100, np.int64))
-    second = Buffer(None, storage=tmp_path)
-    second.insert(np.zeros((10, 5), np.uint8), np.arange(10))
-    assert second.fetch([0])[0].tolist() == [[0] * 5]
-    assert first.fetch([99])[0].tolist() == [[1, 1, 1]], "the first buffer still has its own"
+def test_a_folder_that_holds_arrays_is_not_overwritten(tmp_path: Path) -> None:
+    first = Buffer(storage=tmp_path)
+    first.insert(np.ones((50, 3), np.float32), np.zeros(50, int))
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(GraspError, match="holds arrays already; give a buffer a folder of its own"):
+        Buffer(storage=tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_inputs_of_any_kind_are_stored_in_their_own_type(storage: Place) -> None:

@@ -29,7 +29,6 @@ def make_workers(number: int | None = None, plugins: Sequence[Path] = ()) -> Exe
     cores = machine.cores()
     number = min(number or cores, 32)
     if number == 1:
-        machine.flush_denormals()
         return _Here()
     context = multiprocessing.get_context("spawn")  # a forked child would inherit torch's threads in an unusable state
     return _Pool(number, context, _prepare, (max(1, cores // number), tuple(plugins)))
@@ -43,7 +42,7 @@ class _Pool(ProcessPoolExecutor):
             at_work = list((self._processes or {}).values())
             self.shutdown(wait=False, cancel_futures=True)
             for process in at_work:
-                process.terminate()
+                process.kill()
         super().__exit__(kind, error, trace)
 
 

@@ -37,17 +37,21 @@ def prototype_distances(embeddings: Any, labels: Any) -> Any:
         raise GraspError(
             f"embeddings [N, D] and labels [N] are needed, not shapes {tuple(z.shape)} and {tuple(k.shape)}"
         )
-    chunks = list(zip(torch.split(z, _CHUNK), torch.split(k, _CHUNK), strict=True))
-    lengths = torch.cat([torch.linalg.vector_norm(part.double(), dim=1) for part, _ in chunks])
+    # Results go into arrays made beforehand: small ones that outlive a chunk would leave its memory in pieces.
+    parts = [slice(begin, begin + _CHUNK) for begin in range(0, len(z), _CHUNK)]
+    lengths, cosines = (torch.empty(len(z), dtype=torch.float64, device=z.device) for _ in range(2))
+    for part in parts:
+        lengths[part] = torch.linalg.vector_norm(z[part].double(), dim=1)
     _refuse_directionless(lengths)
     q = torch.zeros(len(classes), z.shape[1], dtype=torch.float64, device=z.device)
-    for part, rows in chunks:
-        q.index_add_(0, rows, part.double())  # the sum has the direction of the mean
+    for part in parts:
+        q.index_add_(0, k[part], z[part].double())  # the sum has the direction of the mean
     # A sum that is all rounding error counts as zero, whatever the scale of the embeddings.
     rounding = _ROUNDING * lengths.new_zeros(len(classes)).index_add_(0, k, lengths)
     q /= torch.maximum(torch.linalg.vector_norm(q, dim=1), rounding)[:, None]
-    cosines = torch.cat([(part.double() * q[rows]).sum(1) for part, rows in chunks]) / lengths
-    d = (1 - cosines).clamp(0, 2)
+    for part in parts:
+        cosines[part] = (z[part].double() * q[k[part]]).sum(1)
+    d = (1 - cosines / lengths).clamp(0, 2)
     d[d < _ROUNDING] = 0.0  # identical embeddings have distance 0, not what rounding makes of it
     return d.numpy() if isinstance(embeddings, np.ndarray) else d
 
