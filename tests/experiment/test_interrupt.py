@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,9 @@ def test_no_process_outlives_the_command(tmp_path, number, to_all, code):
     command = [Path(sys.executable).with_name("graspcl"), "demo", "--streams", "listings", "--seeds", "40"]
     command += ["--workers", "2", "--out", tmp_path]
     with open(tmp_path / "log", "w") as log:
-        running = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        # A test run in the background inherits that Ctrl-C is ignored; a user's command does not.
+        heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+        running = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, preexec_fn=heed)
         try:
             base = tmp_path.glob("demo-*/listings/base/*.safetensors")
             deadline = time.monotonic() + 240
@@ -50,4 +53,5 @@ def test_no_process_outlives_the_command(tmp_path, number, to_all, code):
         finally:
             for pid in group(running.pid):
                 os.kill(pid, signal.SIGKILL)
+            running.wait(timeout=60)
     assert "Traceback" not in (tmp_path / "log").read_text()
