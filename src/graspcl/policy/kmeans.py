@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import numba
 import numpy as np
 import torch
 
@@ -53,9 +54,9 @@ class KMeans(PlannedPolicy):
 
     def distances(self, z: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         """Distance of each embedding [n, D] of a class to the nearest centre of the class [n]."""
-        if not z.isfinite().all():
-            raise GraspError("some embeddings hold NaN or infinity: they have no distance to a cluster")
         x = torch.nn.functional.normalize(z.float(), dim=1)
+        if not x.sum().isfinite():  # of unit vectors: one NaN or infinity is enough to make it NaN
+            raise GraspError("some embeddings hold NaN or infinity: they have no distance to a cluster")
         centres, nearest = lloyd(x, seed_centres(x, self.clusters, generator), self.iterations)
         away: torch.Tensor = torch.linalg.vector_norm(x - centres[nearest], dim=1)
         return away
@@ -84,17 +85,47 @@ def lloyd(x: torch.Tensor, centres: torch.Tensor, iterations: int) -> tuple[torc
     >>> centres.tolist(), nearest.tolist()
     ([[0.5], [8.5]], [0, 0, 1, 1])
     """
-    nearest = _nearest(x, centres)
+    found, nearest = centres.numpy(force=True).copy(), np.full(len(x), -1)
+    _lloyd(x.numpy(force=True), found, iterations, nearest)
+    return torch.from_numpy(found).to(x.device), torch.from_numpy(nearest).to(x.device)
+
+
+@numba.njit(cache=True, nogil=True)
+def _lloyd(x: Array, centres: Array, iterations: int, nearest: Array) -> None:
+    """Changes `centres` and `nearest`. Late iterations move few samples: the sums follow those alone."""
+    sums, sizes = np.zeros_like(centres), np.zeros(len(centres), np.int64)
+    _assign(x, centres, nearest, sums, sizes)
     for _ in range(iterations):
-        belongs = torch.nn.functional.one_hot(nearest, len(centres)).to(x.dtype).T
-        sizes = belongs.sum(1, keepdim=True)
-        centres = torch.where(sizes > 0, belongs @ x / sizes.clamp_min(1), centres)
-        before, nearest = nearest, _nearest(x, centres)
-        if torch.equal(before, nearest):
+        for c in range(len(centres)):
+            if sizes[c] > 0:
+                centres[c] = sums[c] / sizes[c]
+        if not _assign(x, centres, nearest, sums, sizes):
             break
-    return centres, nearest
 
 
-def _nearest(x: torch.Tensor, centres: torch.Tensor) -> torch.Tensor:
-    """argmin_c |x - c|² = argmin_c |c|²/2 - ⟨x, c⟩: the smaller product, and no differences [n, k, D]."""
-    return (centres.square().sum(1) / 2 - x @ centres.T).argmin(1)
+# Reassociation lets the inner products use vector instructions.
+@numba.njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
+def _assign(x: Array, centres: Array, nearest: Array, sums: Array, sizes: Array) -> bool:
+    """argmin_c |x - c|² = argmin_c |c|²/2 - ⟨x, c⟩ of each sample; whether any changed."""
+    changed = False
+    halves = np.empty(len(centres), x.dtype)
+    for c in range(len(centres)):
+        halves[c] = (centres[c] * centres[c]).sum() / 2
+    for i in range(len(x)):
+        best, least = 0, halves[0] + np.inf
+        for c in range(len(centres)):
+            product = x[i, 0] * centres[c, 0]
+            for j in range(1, x.shape[1]):
+                product += x[i, j] * centres[c, j]
+            if halves[c] - product < least:
+                best, least = c, halves[c] - product
+        before = nearest[i]
+        if before == best:
+            continue
+        changed, nearest[i] = True, best
+        sums[best] += x[i]
+        sizes[best] += 1
+        if before >= 0:
+            sums[before] -= x[i]
+            sizes[before] -= 1
+    return changed
