@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -92,6 +93,48 @@ def test_amx_is_avoided_where_reported(tmp_path: Path) -> None:
 def test_bf16_survives() -> None:
     code = "machine.prepare(); import torch; ones = torch.ones(32, 32, dtype=torch.bfloat16)\n"
     assert child(code + "answer = float((ones @ ones).sum())") == 32**3
+
+
+ILLEGAL = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        (ILLEGAL, r"signal 4 \(Illegal instruction\)"),
+        ("import sys; sys.exit(3)", "exit code 3"),
+        ("raise RuntimeError('not implemented for BFloat16')", "RuntimeError: not implemented for BFloat16"),
+    ],
+)
+def test_bf16_is_no_good_where_a_child_process_fails(program: str, reason: str) -> None:
+    assert re.search(reason, machine.can_bf16(program) or "")
+
+
+def test_bf16_is_good_where_a_child_process_lives() -> None:
+    assert machine.can_bf16("pass") is None
+
+
+def test_a_child_process_that_hangs_is_not_waited_for() -> None:
+    assert machine.can_bf16("import time; time.sleep(60)", 0.5) == (
+        "a process that tried it did not end within 0.5 seconds"
+    )
+
+
+def test_bf16_is_tried_once(tmp_path: Path) -> None:
+    path = tmp_path / "tries"
+    program = f"open({str(path)!r}, 'a').write('x')"
+    assert machine.can_bf16(program) is machine.can_bf16(program) is None
+    assert path.read_text() == "x"
+
+
+def test_bf16_is_tried_with_the_settings_of_this_process(tmp_path: Path) -> None:
+    """With what prepare() set, unless torch was loaded before: then it may not hold here, so not for the child."""
+    ask = "reason = machine.can_bf16(\"import os; raise SystemExit(os.environ.get('ONEDNN_MAX_CPU_ISA'))\")\n"
+    code = fake_cpu(tmp_path, "amx_tile") + "machine.prepare()\n" + ask + "answer = reason"
+    assert child(code).endswith("AVX512_CORE_FP16")
+    loaded = "sys.modules['torch'] = sys\n"  # what it is does not matter, only that it is there
+    assert child(loaded + code) is None
+    assert child(loaded + code, ONEDNN_MAX_CPU_ISA="AVX2").endswith("AVX2")
 
 
 @glibc

@@ -50,6 +50,17 @@ def test_the_example_policy_passes_the_contract(middle_first):
     assert "middle_first" in policies.names()
 
 
+def test_a_learner_learns_from_image_files(tmp_path):
+    image = pytest.importorskip("PIL.Image", reason="needs pillow")
+    colours = ["red", "lime", "blue"]
+    paths = [tmp_path / f"{number}.png" for number in range(30)]
+    for number, path in enumerate(paths):
+        image.new("RGB", (64, 64), colours[number % 3]).save(path)
+    names = {"paths": paths, "labels": [number % 3 for number in range(30)]}
+    exec(BLOCKS[2].replace("updates=100", "updates=10"), names)
+    assert names["learner"].predict(paths).tolist() == names["labels"]
+
+
 def test_commands_exist():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in re.findall(r"^make ([\w-]+)", README, flags=re.MULTILINE):

@@ -5,12 +5,41 @@ from __future__ import annotations
 import functools
 import os
 import platform
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
 _CPUINFO = Path("/proc/cpuinfo")
 # Parameter numbers from glibc's malloc.h, with the values that keep freed tensors for reuse.
 _MALLOPT = {"M_MMAP_MAX": (-4, 0), "M_TRIM_THRESHOLD": (-1, 2**31 - 1), "M_TOP_PAD": (-2, 2**28)}
+# What training and prediction do in bf16: products, convolutions (plain and depthwise) and attention, with gradients.
+_BF16 = """
+import torch
+from torch.nn import functional as F
+
+def numbers(*shape):
+    return torch.ones(shape, dtype=torch.bfloat16, requires_grad=True)
+
+images, tokens = numbers(2, 32, 16, 16), numbers(2, 4, 32, 16)
+found = [
+    numbers(64, 64) @ numbers(64, 64),
+    F.conv2d(images, numbers(64, 32, 3, 3), padding=1),
+    F.conv2d(images, numbers(32, 1, 3, 3), padding=1, groups=32),
+    F.scaled_dot_product_attention(tokens, tokens, tokens),
+]
+sum(part.float().sum() for part in found).backward()
+assert (found[0] == 64).all() and images.grad.isfinite().all(), "bf16 products come out wrong"
+"""
+# A process that dies is not to leave its memory behind as a file.
+_NO_CORE = """
+try:
+    import resource
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+except (ImportError, ValueError, OSError):
+    pass
+"""
+_set_late: set[str] = set()  # variables that prepare() set when torch was loaded, and had perhaps read them, already
 
 
 def prepare() -> list[str]:
@@ -60,6 +89,49 @@ def flush_denormals() -> bool:
     return bool(torch.set_flush_denormal(True))
 
 
+@functools.cache
+def can_bf16(program: str = _BF16, timeout: float = 120.0) -> str | None:
+    """Why bf16 cannot be used on this CPU; None if it can.
+
+    No query of torch tells: where it does not work the process may end on an illegal instruction. So a child process
+    with the settings of this one tries it, once per process, for some seconds. `program` is what the child runs.
+
+    >>> can_bf16("pass")
+    >>> can_bf16("raise ValueError('no such type')")
+    'a process that tried it ended with: ValueError: no such type'
+    """
+    if not sys.executable:
+        return "it cannot be tried, since this Python does not know its own program"
+    # What came too late for this process must not save the child either.
+    environment = {name: value for name, value in os.environ.items() if name not in _set_late}
+    try:
+        child = subprocess.run(
+            [sys.executable, "-c", _NO_CORE + program],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"a process that tried it did not end within {timeout:g} seconds"
+    except OSError as error:
+        return f"it cannot be tried in a process of its own: {error.strerror}"
+    if child.returncode == 0:
+        return None
+    return f"a process that tried it ended with: {_how_it_ended(child)}"
+
+
+def _how_it_ended(child: subprocess.CompletedProcess[str]) -> str:
+    if child.returncode < 0:
+        hint = "; call graspcl.machine.prepare() before torch is imported" if _reports_amx(_CPUINFO) else ""
+        return f"signal {-child.returncode} ({signal.strsignal(-child.returncode)}){hint}"
+    lines = child.stderr.strip().splitlines()
+    return lines[-1] if lines else f"exit code {child.returncode}"
+
+
 def _avoid_amx() -> list[str]:
     if not _reports_amx(_CPUINFO):
         return []
@@ -70,8 +142,10 @@ def _avoid_amx() -> list[str]:
     done = (
         "Set ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16, because bf16 on AMX can end the process with an illegal instruction"
     )
-    late = "; torch was already imported, so this holds only if it has not computed anything yet"
-    return [done + (late if _torch_is_loaded() else "") + "."]
+    if not _torch_is_loaded():
+        return [f"{done}."]
+    _set_late.add("ONEDNN_MAX_CPU_ISA")
+    return [f"{done}; torch was already imported, so this holds only if it has not computed anything yet."]
 
 
 def _sleep_when_idle() -> list[str]:

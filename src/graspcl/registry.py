@@ -121,7 +121,8 @@ def parameter_names(part: type) -> list[str]:
     >>> parameter_names(dataclasses.make_dataclass("P", ["a", "b"]))
     ['a', 'b']
     """
-    return [p.name for p in inspect.signature(part).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    parameters = inspect.signature(part).parameters.values()
+    return [p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
 
 
 def load_plugin(path: str | Path) -> None:

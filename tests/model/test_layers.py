@@ -184,6 +184,11 @@ def test_initialise_follows_the_fan_in() -> None:
     ]
 
 
+def test_initialise_resets_the_norms_that_have_no_statistics() -> None:
+    for norm in (build(lambda: nn.LayerNorm(4), seeded()), build(lambda: nn.GroupNorm(2, 4), seeded())):
+        assert norm.weight.tolist() == [1] * 4 and norm.bias.tolist() == [0] * 4
+
+
 def test_initialise_leaves_nothing_out_silently() -> None:
     with pytest.raises(GraspError, match="no rule to initialise Embedding"):
         initialise(nn.Embedding(2, 3, _weight=torch.zeros(2, 3)), seeded())

@@ -10,7 +10,15 @@ import torch
 from torch import nn
 
 from graspcl.errors import GraspError
-from graspcl.model import CosineHead, SplitNetwork, efficientnet_lite0, mobilenet_v3_large, vector_network
+from graspcl.model import (
+    CosineHead,
+    SplitNetwork,
+    efficientnet_lite0,
+    mobilenet_v3_large,
+    mobilevit_s,
+    small_network,
+    vector_network,
+)
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -25,6 +33,8 @@ Make = Callable[[torch.Generator], SplitNetwork]
 NETWORKS: dict[str, tuple[Make, torch.Tensor]] = {
     "mobilenet": (lambda g: mobilenet_v3_large(classes=4, generator=g), images()),
     "efficientnet": (lambda g: efficientnet_lite0(split=10, classes=4, generator=g, pretrained=False), images()),
+    "mobilevit": (lambda g: mobilevit_s(classes=4, dropout=0.5, generator=g), images(size=48)),
+    "small": (lambda g: small_network(classes=4, dropout=0.5, generator=g), images()),
     "vector": (lambda g: vector_network(16, 32, 8, classes=4, dropout=0.5, generator=g), torch.ones(2, 16)),
 }
 
@@ -126,6 +136,39 @@ def test_share_counts_frozen_plastic_and_head() -> None:
     assert SplitNetwork(frozen, plastic, head).share_plastic() == pytest.approx(31 / 47)
 
 
+def test_a_network_of_ones_own_modules_finds_its_width() -> None:
+    frozen = nn.Sequential(nn.utils.skip_init(nn.Conv2d, 3, 6, 3), nn.BatchNorm2d(6))
+    plastic = nn.Sequential(nn.Flatten(), nn.utils.skip_init(nn.Linear, 216, 7), nn.BatchNorm1d(7))
+    statistics = copy.deepcopy(plastic[2].state_dict())
+    before = torch.get_rng_state()
+    example = torch.zeros(2, 3, 8, 8)
+    net = SplitNetwork.of(frozen, plastic, example, generator=seeded(), neck=nn.ReLU(), classes=2, scale=5.0)
+    assert net.head.features == 7 and net.head.classes == 2 and net.head.sigma.item() == 5.0
+    assert net.frozen is frozen and net.plastic is plastic and net.plastic.training and not net.frozen.training
+    assert all(torch.equal(value, statistics[name]) for name, value in plastic[2].state_dict().items())
+    assert torch.equal(before, torch.get_rng_state())
+    assert net(net.encode(example)).logits.shape == (2, 2)
+
+
+def test_a_neck_may_change_the_width() -> None:
+    narrow = nn.utils.skip_init(nn.Linear, 4, 3)
+    net = SplitNetwork.of(nn.Identity(), nn.Flatten(), torch.ones(1, 2, 2), generator=seeded(), neck=narrow)
+    assert net.head.features == 3
+
+
+@pytest.mark.parametrize(
+    ("frozen", "plastic", "message"),
+    [
+        (nn.Linear(5, 4), nn.Flatten(), r"example of shape \[2, 3, 4\] does not pass through the frozen part"),
+        (nn.Identity(), nn.Linear(5, 4), "does not pass through the plastic part"),
+        (nn.Identity(), nn.Identity(), r"plastic part must give one vector a sample, \[N, d\], but gives \[2, 3, 4\]"),
+    ],
+)
+def test_modules_that_do_not_fit_are_explained(frozen: nn.Module, plastic: nn.Module, message: str) -> None:
+    with pytest.raises(GraspError, match=message):
+        SplitNetwork.of(frozen, plastic, torch.zeros(2, 3, 4), generator=seeded())
+
+
 def test_mobilenet_latents_at_224() -> None:
     net = mobilenet_v3_large(classes=3, generator=seeded()).eval()
     latents = net.encode(images(1, 224))
@@ -141,9 +184,20 @@ def test_mobilenet_has_the_published_number_of_parameters() -> None:
     # MobileNetV3-Large of 1000 classes has 5,483,032; the cosine head adds sigma.
     assert sum(p.numel() for p in net.parameters()) == 5_483_033
     assert sum(p.numel() for p in net.frozen.parameters()) == 93_200
-    # The paper says 97.81 %, which lies between the share with the head of 1000 classes and that without a head.
-    assert round(100 * net.share_plastic(), 2) == 98.30
-    assert round(100 * mobilenet_v3_large(generator=seeded()).share_plastic(), 2) == 97.78
+    assert sum(p.numel() for p in net.plastic.parameters()) == 4_108_832
+
+
+@pytest.mark.parametrize(("classes", "share"), [(0, 97.78), (50, 97.82), (100, 97.85), (300, 97.97), (1000, 98.30)])
+def test_mobilenet_share_that_learns(classes: int, share: float) -> None:
+    """The paper says 97.81 % (section 4.2). No usual way of counting the reference's network gives just that.
+
+    With all parameters it is 97.78 % without a head, and each class adds to it; a head of 40 would give 97.81 %, but no
+    experiment has one. Without norms it is 97.85 %, without biases 97.79 %, and with the statistics of BatchNorm
+    97.70 %. So the paper's number is met to within 0.05 without the head, and the exact ones are kept here.
+    """
+    net = mobilenet_v3_large(classes=classes, generator=seeded())
+    assert round(100 * net.share_plastic(), 2) == share
+    assert classes or abs(100 * net.share_plastic() - 97.81) < 0.05
 
 
 @pytest.mark.parametrize(("split", "shape"), [(0, (16, 32, 32)), (6, (40, 8, 8)), (12, (112, 4, 4)), (16, (960, 2, 2))])

@@ -105,6 +105,12 @@ def test_noise_is_scaled_by_the_standard_deviation() -> None:
     assert abs(float(added.std()) / 3.5 - 1) < 0.02 and abs(float(added.mean())) < 0.05
 
 
+def test_images_stay_within_their_range() -> None:
+    x = torch.arange(2 * 3 * 16).reshape(2, 3, 4, 4).to(torch.uint8) * 2
+    seen = Rainbow(noise=2.0).view(x, 3, torch.Generator().manual_seed(0))
+    assert seen.shape == x.shape and 0 == float(seen.min()) < float(seen.max()) <= 255
+
+
 def test_whole_numbers_cannot_be_perturbed() -> None:
     with pytest.raises(GraspError, match=r"floating point, not torch\.int64"):
         Rainbow().view(torch.ones(2, 3, dtype=torch.int64), 0, torch.Generator())

@@ -1,6 +1,6 @@
 """What is stored: columns of arrays, the class index, maintenance rules, bytes."""
 
-from graspcl.buffer.buffer import Buffer, Placed
+from graspcl.buffer.buffer import Buffer, Codes, Placed
 from graspcl.buffer.byclass import ByClass
 from graspcl.buffer.clib import Clib
 from graspcl.buffer.coverage import ExStream, Herding, KMeans
@@ -14,6 +14,7 @@ __all__ = [
     "Buffer",
     "ByClass",
     "Clib",
+    "Codes",
     "ExStream",
     "Fifo",
     "GDumb",

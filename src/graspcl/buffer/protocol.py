@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 if TYPE_CHECKING:
     import torch
 
@@ -11,14 +13,20 @@ if TYPE_CHECKING:
 class Codec(Protocol):
     """How a sample is stored."""
 
+    ragged: bool
+    """Whether codes are objects of different lengths, [n] of `bytes` or `str`, instead of a tensor [n, …]."""
+
     @property
     def nbytes(self) -> int:
         """Bytes of the codec's own tables."""
 
-    def encode(self, inputs: torch.Tensor) -> torch.Tensor:
+    def lengths(self, codes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Bytes of each code [n]; asked of ragged codecs only."""
+
+    def encode(self, inputs: Any) -> torch.Tensor | np.ndarray[Any, Any]:
         """Inputs [n, …] to codes [n, …] on the CPU."""
 
-    def decode(self, codes: torch.Tensor) -> torch.Tensor:
+    def decode(self, codes: Any) -> torch.Tensor:
         """Codes [n, …] to inputs [n, …], on the device the codes are on."""
 
     def state_dict(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ app = App(
     help="Continual learning by rehearsal: GRASP and the policies it is compared with.",
     version=graspcl.__version__,
 )
-Bench = Literal["selection", "insert", "decode", "session", "policies", "all"]
+Bench = Literal["selection", "insert", "decode", "session", "policies", "network", "all"]
 Stream = Literal["listings", "groceries"]
 AtLeastOne = Annotated[int, Parameter(validator=validators.Number(gte=1))]
 Plugins = Annotated[
@@ -75,14 +75,20 @@ def compare(
     *,
     policies: str = "all",
     seeds: AtLeastOne = 3,
+    learners: str = "siesta",
     stream: Stream = "listings",
+    rehearsal: Literal["latent", "veridical"] = "latent",
     mode: Literal["proportional", "top"] | None = None,
     policy: dict[str, dict[str, str]] | None = None,
+    learner: dict[str, dict[str, str]] | None = None,
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32",
+    compile: bool = False,
+    device: str = "auto",
     workers: AtLeastOne | None = None,
     out: Path = Path("runs"),
     plugin: Plugins = [],  # noqa: B006
 ) -> None:
-    """Compare rehearsal policies on real data at equal updates, with unbounded and with bounded memory.
+    """Compare rehearsal policies, or learners, on real data at equal updates, with unbounded and bounded memory.
 
     Parameters
     ----------
@@ -90,12 +96,24 @@ def compare(
         Comma-separated names, or all.
     seeds
         Runs per policy and memory; each seed has its own class order, weights and draws.
+    learners
+        Comma-separated names, or all: siesta, derpp, gdumb, and the two ends of the scale, finetune and offline.
     stream
         What to learn from.
+    rehearsal
+        Rehearse latents, or images as they came (photos only).
     mode
         How policies with a score choose: in proportion to it, or the top ones.
     policy
         Parameters of policies, by name: --policy.mir.candidates 50
+    learner
+        Parameters of learners, by name: --learner.derpp.teacher true
+    precision
+        Of products and convolutions; what the machine cannot do is refused.
+    compile
+        Let torch.compile translate the plastic part: minutes at first, for long runs.
+    device
+        cpu, cuda, mps or auto: the fastest there is.
     workers
         Runs at the same time, each in a process of its own; by default one per core.
     out
@@ -106,12 +124,14 @@ def compare(
     from graspcl.cli.progress import Bars
     from graspcl.experiment import BufferConfig, choose, make_workers, setups
     from graspcl.experiment import compare as run_all
+    from graspcl.model import Execution
     from graspcl.report import bar_chart, policy_table, rows
 
     load_plugins(plugin)
-    given = {name: {key: parse_value(text) for key, text in own.items()} for name, own in (policy or {}).items()}
-    choices = choose(policies, given, mode)
+    choices = choose(policies, parse_values(policy), mode, learners, parse_values(learner))
     setup, console = setups[stream], Console()
+    execution = Execution(precision, compile, device).resolve()
+    setup = replace(setup, defaults=setup.config(rehearsal=rehearsal, execution=execution))
     folder = run_folder(out, "compare")
     memories = {}
     with Bars(console) as bars, make_workers(workers, plugin) as processes:
@@ -142,19 +162,28 @@ def show_policies(*, plugin: Plugins = []) -> None:  # noqa: B006
 
 
 @app.command
-def bench(what: Bench = "all", *, json: bool = False) -> None:
+def bench(
+    what: Bench = "all", *, json: bool = False, pixels: AtLeastOne | None = None, compile: bool | None = None
+) -> None:
     """Measure the bars this project sets itself, each as a ratio within one run.
 
     Parameters
     ----------
     what
-        Which measurement.
+        Which measurement. `network` compares precisions, layouts and compiled code at every stage of latent rehearsal;
+        it has no bars and takes minutes, so it is not part of all.
     json
         Print one JSON object per figure, for a program.
+    pixels
+        network: the side of its images, by default 224.
+    compile
+        network: also with compiled networks, which takes minutes more.
     """
     from graspcl.bench import run_benches
 
-    if not run_benches(what, as_json=json):
+    options = {"pixels": pixels, "compile": compile}
+    given = {name: value for name, value in options.items() if value is not None}
+    if not run_benches(what, as_json=json, **given):
         raise SystemExit(1)
 
 
@@ -166,6 +195,11 @@ def run_folder(out: Path, command: str) -> Path:
     except OSError as error:
         raise GraspError(f"--out {out}: the run folder cannot be made there: {error.strerror}") from error
     return folder
+
+
+def parse_values(given: dict[str, dict[str, str]] | None) -> dict[str, dict[str, Any]]:
+    """Parameters by part and name, as written on the command line."""
+    return {part: {name: parse_value(text) for name, text in own.items()} for part, own in (given or {}).items()}
 
 
 def parse_value(text: str) -> Any:

@@ -17,21 +17,26 @@ class Codec:
 
     name: ClassVar[str] = ""
     error: ClassVar[str] = "none"  # what is lost, in a word or two
+    ragged: bool = False  # codes are objects of different lengths, [n] of `bytes` or `str`, instead of a tensor
 
     @property
     def nbytes(self) -> int:
         """Bytes of the codec's own tables; they count against a buffer's capacity."""
         return 0
 
+    def lengths(self, codes: Any) -> Any:
+        """Bytes of each code [n]; asked of ragged codecs only."""
+        raise GraspError(f"codec {type(self).__name__} is ragged: it must define lengths(codes)")
+
     def fit(self, inputs: torch.Tensor) -> Codec:
         """Learn from inputs [n, …], where there is anything to learn; returns itself."""
         return self
 
-    def encode(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Codes [n, …] on the CPU."""
+    def encode(self, inputs: Any) -> Any:
+        """Codes [n, …] on the CPU: a tensor, of a tensor; objects [n] of what it takes, if ragged."""
         raise GraspError(f"codec {type(self).__name__} must define encode(inputs)")
 
-    def decode(self, codes: torch.Tensor) -> torch.Tensor:
+    def decode(self, codes: Any) -> torch.Tensor:
         """Inputs [n, …], float32, on the device of the codes."""
         raise GraspError(f"codec {type(self).__name__} must define decode(codes)")
 

@@ -68,6 +68,10 @@ class Groceries(Samples["torch.Tensor"]):
             list(pool.map(self._decode, rows, images))
         return torch.from_numpy(images).permute(0, 3, 1, 2)
 
+    def encoded(self, indices: ArrayLike) -> list[bytes]:
+        """The bytes of the photos' files at `indices` [n]."""
+        return [self._encoded[index].as_py() for index in self.check(indices).tolist()]
+
     def _decode(self, index: int, out: NDArray[np.uint8]) -> None:
         """Write the photo at `index` to `out` [pixels, pixels, 3]."""
         from PIL import Image, ImageOps, UnidentifiedImageError

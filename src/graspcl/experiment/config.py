@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from graspcl.learner import Optimiser
+from graspcl.model import Execution
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,9 @@ class Config:
     policy: str = "grasp"
     policy_parameters: dict[str, Any] = field(default_factory=dict)
     learner: str = "siesta"
+    learner_parameters: dict[str, Any] = field(default_factory=dict)
+    rehearsal: Literal["latent", "veridical"] = "latent"
+    execution: Execution = field(default_factory=lambda: Execution(device="cpu"))
     seed: int = 0
 
     @property
@@ -65,8 +69,17 @@ class Config:
         >>> setups["listings"].config(policy="uniform_balanced", policy_parameters={"replace": False}).policy_label
         'uniform_balanced(replace=False)'
         """
-        given = ", ".join(f"{name}={value}" for name, value in self.policy_parameters.items())
-        return f"{self.policy}({given})" if given else self.policy
+        return _label(self.policy, self.policy_parameters)
+
+    @property
+    def learner_label(self) -> str:
+        """The learner as it is named in tables."""
+        return _label(self.learner, self.learner_parameters)
+
+
+def _label(name: str, parameters: dict[str, Any]) -> str:
+    given = ", ".join(f"{key}={value}" for key, value in parameters.items())
+    return f"{name}({given})" if given else name
 
 
 def as_plain(config: Config) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from graspcl.codec import OPQ, Codec, Half
+from graspcl.codec import OPQ, Codec, Encoded, Half
 from graspcl.data import Groceries, Listings, Samples
 from graspcl.experiment.config import BaseConfig, BudgetConfig, BufferConfig, Config, StreamConfig
 from graspcl.experiment.features import cached_latents
@@ -48,6 +48,8 @@ class Setup:
     network: Callable[[torch.Generator], SplitNetwork]  # its plastic part takes latents
     codec: Callable[[], Codec]
     bounded: int | str  # the capacity that stands for bounded memory in comparisons
+    raw: Callable[[], Array] | None = None  # all samples as they came [N], for veridical rehearsal
+    raw_codec: Callable[[], Codec] | None = None
 
     def config(self, **changes: Any) -> Config:
         """The setup's settings, with changes."""
@@ -106,6 +108,11 @@ def _groceries(progress: Progress) -> Latents:
     return _latents(Groceries(_PIXELS), f"efficientnet_lite0-{_SPLIT}", encode, 32, progress)
 
 
+def _photos() -> Array:
+    groceries = Groceries(_PIXELS)
+    return Encoded(_PIXELS).encode(groceries.encoded(np.arange(len(groceries))))
+
+
 _GROCERIES = Setup(
     name="groceries",
     title="Grocery photos, 14 classes: 8 at the start, then 3 sessions of 2",
@@ -121,6 +128,8 @@ _GROCERIES = Setup(
     network=lambda generator: efficientnet_lite0(split=_SPLIT, dropout=0.0, scale=16.0, generator=generator),
     codec=lambda: OPQ(iterations=5),
     bounded=400,
+    raw=_photos,
+    raw_codec=lambda: Encoded(_PIXELS),
 )
 
 setups = {setup.name: setup for setup in (_LISTINGS, _GROCERIES)}

@@ -8,13 +8,15 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from graspcl.buffer import Buffer
+from graspcl.buffer import Buffer, Codes
+from graspcl.buffer.checks import Columns
+from graspcl.errors import GraspError
 from graspcl.learner import rehearsal
 from graspcl.learner.knowledge import describe
 from graspcl.learner.optimiser import Optimiser
-from graspcl.learner.rehearsal import Rehearsal, SessionLog
-from graspcl.model import Outputs, SplitNetwork
-from graspcl.policy import Budget, Policy, policies
+from graspcl.learner.rehearsal import Batch, Rehearsal, SessionLog
+from graspcl.model import Execution, SplitNetwork
+from graspcl.policy import Budget, Costs, Policy, policies
 from graspcl.random import restore_rng, rng_state
 from graspcl.registry import Registry
 
@@ -29,9 +31,11 @@ class Learner:
 
     Labels are arbitrary integers; the head's rows stand in the order in which classes first arrived (`classes`).
     Every old sample the learner uses comes out of its buffer. `rng` (a generator or a seed) is the policy's.
+    `execution` (resolved) says how the network is executed, beyond the `device`.
     """
 
     name: ClassVar[str] = ""
+    unbounded: ClassVar[bool] = False  # it keeps all it has seen: its buffer takes no capacity
     offline: ClassVar[bool] = False  # new samples may exceed the buffer's capacity until the session ends
 
     def __init__(
@@ -42,70 +46,96 @@ class Learner:
         optimiser: Optimiser | None = None,
         rng: np.random.Generator | int = 0,
         device: torch.device | str = "cpu",
+        execution: Execution | None = None,
     ) -> None:
-        self.network = network.to(device).eval()
+        if buffer.codec is not None and buffer.codec.ragged and not network.veridical:
+            raise GraspError(
+                f"the buffer stores raw images (codec {type(buffer.codec).__name__}), but the network rehearses "
+                "latents: give veridical(network)"
+            )
+        self.execution = execution or Execution(device=str(device))
+        self.network = network.execute(self.execution).eval()
         self.buffer = buffer
         self.policy = policies.create(policy) if isinstance(policy, str) else policy
         self.optimiser = optimiser or Optimiser()
         self.rng = np.random.default_rng(rng)
-        self.device = torch.device(device)
+        self.device = torch.device(self.execution.device)
         self.classes: list[int] = []
         self.since = 0  # samples offered to the buffer before the last session are old
         self._row_of = torch.empty(0, dtype=torch.int64, device=self.device)
 
+    @classmethod
+    def columns(cls, classes: int, **parameters: Any) -> Columns:
+        """Columns that the buffer of such a learner must be made with, if it is to learn up to `classes` classes."""
+        return {}
+
     # -- online ----------------------------------------------------------------------------------------------------
 
-    def observe(self, inputs: torch.Tensor, labels: Any, ids: Any | None = None) -> None:
-        """A chunk of the stream, raw inputs [n, …] and labels [n]: encode and learn from it at once."""
+    def observe(self, inputs: Any, labels: Any, ids: Any | None = None) -> None:
+        """A chunk of the stream, raw inputs [n, …] and labels [n]: encode and learn from it at once.
+
+        Inputs are a tensor; or, where the buffer stores images as they came, the bytes or paths of n image files.
+        """
         self.observe_codes(self.encode(inputs), labels, ids)
 
-    def observe_codes(self, codes: torch.Tensor, labels: Any, ids: Any | None = None) -> None:
+    def observe_codes(self, codes: Codes, labels: Any, ids: Any | None = None) -> None:
         """As `observe`, for inputs that went through the frozen part and the codec already (`encode`)."""
         labels = np.asarray(labels)
         self.buffer.insert_codes(codes, labels, ids, describe(self, codes, labels), overflow=self.offline)
         self.meet(labels)
         self.learn_online(codes, torch.as_tensor(labels, dtype=torch.int64, device=self.device))
 
-    def learn_online(self, codes: torch.Tensor, labels: torch.Tensor) -> None:
+    def learn_online(self, codes: Codes, labels: torch.Tensor) -> None:
         """What a learner does with new samples beside storing them; by default nothing."""
 
-    def encode(self, inputs: torch.Tensor) -> torch.Tensor:
+    def encode(self, inputs: Any) -> Codes:
         """Raw inputs [n, …] to codes [n, …] as they are stored."""
+        if self.buffer.codec is not None and self.buffer.codec.ragged:
+            return self.buffer.encode(inputs)
         return self.buffer.encode(self.network.encode(inputs.to(self.device)))
 
     # -- offline ---------------------------------------------------------------------------------------------------
 
     def rehearse(self, budget: Budget, on_step: Callable[[Rehearsal], None] | None = None) -> SessionLog:
         """One rehearsal session: exactly `budget.updates` updates chosen by the policy."""
-        return rehearsal.run(Rehearsal(self, budget), on_step)
+        return rehearsal.run(Rehearsal(self, self.session_budget(budget)), on_step)
 
-    def loss(self, outputs: Outputs, labels: torch.Tensor, slots: Array) -> torch.Tensor:
-        """Loss of each sample of a mini-batch [n]; by default cross-entropy."""
-        return torch.nn.functional.cross_entropy(outputs.logits, self.rows(labels), reduction="none")
+    def session_budget(self, budget: Budget) -> Budget:
+        """What a session spends when it is given `budget`; by default that."""
+        return budget
 
-    def end_session(self) -> None:
-        """After a session: the buffer returns to its capacity, and what it holds is old."""
+    def begin_session(self) -> None:
+        """Before the first selection of a session; by default nothing."""
+
+    def loss(self, batch: Batch) -> torch.Tensor:
+        """What an update lowers, a number; by default the mean of the samples' cross-entropies."""
+        return batch.cross_entropies.mean()
+
+    def end_session(self, costs: Costs) -> None:
+        """After a session: the buffer returns to its capacity, and what it holds is old. Passes are booked to costs."""
         self.buffer.compress()
         self.since = self.buffer.seen
 
     # -- use -------------------------------------------------------------------------------------------------------
 
-    def predict(self, inputs: torch.Tensor) -> Array:
+    def predict(self, inputs: Any) -> Array:
         """Labels [n] of raw inputs [n, …]."""
         return self.predict_codes(self.encode(inputs))
 
-    def predict_codes(self, codes: torch.Tensor) -> Array:
+    def predict_codes(self, codes: Codes) -> Array:
         """Labels [n] of encoded inputs [n, …]."""
+        if not self.classes:
+            raise GraspError("nothing can be predicted yet: no class has been observed")
         rows = self.outputs(codes, "logits").argmax(1).numpy(force=True)
         return np.asarray(self.classes).take(rows)
 
-    def outputs(self, codes: torch.Tensor, part: str) -> torch.Tensor:
+    def outputs(self, codes: Codes, part: str) -> torch.Tensor:
         """One part of the network's `Outputs` for codes [n, …], in eval mode, without gradients, in chunks."""
         self.network.eval()
         with torch.no_grad():
             chunks = [
-                getattr(self.network(self.buffer.decode(chunk.to(self.device))), part)
-                for chunk in torch.split(codes, _CHUNK)
+                getattr(self.network(self.buffer.decode(codes[begin : begin + _CHUNK], self.device)), part)
+                for begin in range(0, max(1, len(codes)), _CHUNK)
             ]
         return torch.cat(chunks)
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from graspcl.buffer import Maintenance, checks
+from graspcl.buffer import Codes, Maintenance, checks
 from graspcl.errors import GraspError
 from graspcl.model import SplitNetwork
 
@@ -33,7 +33,7 @@ def column_shapes(rule: Maintenance, network: SplitNetwork) -> checks.Columns:
     return {name: (vector if name in _VECTORS else (), np.float32) for name in sorted(rule.columns)}
 
 
-def describe(learner: Learner, codes: torch.Tensor, labels: Any) -> dict[str, torch.Tensor]:
+def describe(learner: Learner, codes: Codes, labels: Any) -> dict[str, torch.Tensor]:
     """Values for new samples of the columns that the buffer's rule asks for, in eval mode; computed only if asked for.
 
     embedding: of the network, as it is now. uncertainty: 1 - the largest softmax probability (1 before any class is

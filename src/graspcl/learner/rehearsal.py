@@ -6,12 +6,13 @@ import copy
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 from graspcl.errors import GraspError
+from graspcl.learner.loader import Loader
 from graspcl.model import Outputs
 from graspcl.policy import Budget, Costs, Session, batches
 from graspcl.policy.batches import selecting
@@ -24,6 +25,23 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 _CHECK_EVERY = 50  # updates between looks at the loss; a look waits for the device
+
+
+class Batch(NamedTuple):
+    """A mini-batch of n samples that went through the network in training mode.
+
+    `rows` [n] are the right columns of the logits, `slots` [n] where the samples lie in the buffer.
+    """
+
+    inputs: torch.Tensor
+    rows: torch.Tensor
+    slots: Array
+    outputs: Outputs
+
+    @property
+    def cross_entropies(self) -> torch.Tensor:
+        """Of each sample [n]."""
+        return torch.nn.functional.cross_entropy(self.outputs.logits, self.rows, reduction="none")
 
 
 @dataclass
@@ -57,13 +75,17 @@ class Rehearsal:
         self.updates = 0
         self._losses: list[torch.Tensor] = []
         self._rehearsed = np.zeros(len(learner.buffer), np.int64)
-        self._optimizer = learner.optimiser.build(learner.network.plastic_parameters())
-        self._scheduler = learner.optimiser.scheduler(self._optimizer, budget.updates)
         # If the loss runs away, the learner goes back to what it knew before the session.
         self._before = {name: value.clone() for name, value in learner.network.state_dict().items()}
         self._rng_before = rng_state(learner.rng)
+        if state is None:
+            learner.begin_session()
+        self._optimizer = learner.optimiser.build(learner.network.plastic_parameters())
+        self._scheduler = learner.optimiser.scheduler(self._optimizer, budget.updates)
+        self._scaler = learner.execution.scaler()
         if state is not None:
             self._load(state)
+        self._loader = Loader(learner.buffer, learner.device)
         self._batches = batches(learner.policy, self.session, begun=None if state is None else self.updates)
 
     @property
@@ -77,19 +99,21 @@ class Rehearsal:
         self.session.lr = float(self._optimizer.param_groups[-1]["lr"])
         slots = next(self._batches)
         begin = time.perf_counter()
-        inputs, labels = learner.buffer.fetch(slots, learner.device)
+        inputs, labels = self._loader.fetch(slots)
+        self._loader.prepare(learner.policy.upcoming(len(slots)))
         learner.network.train()
-        outputs = learner.network(inputs)
-        losses = learner.loss(outputs, labels, slots)
+        batch = Batch(inputs, learner.rows(labels), slots, learner.network(inputs))
+        loss = learner.loss(batch)
         self._optimizer.zero_grad(set_to_none=True)
-        losses.mean().backward()
-        self._optimizer.step()
+        self._scaler.scale(loss).backward()
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
         self._scheduler.step()
         costs.training_seconds += time.perf_counter() - begin
         with selecting(self.session):
-            learner.policy.observe(slots, self._feedback(outputs, losses, labels))
+            learner.policy.observe(slots, _feedback(batch))
         np.add.at(self._rehearsed, slots, 1)
-        self._losses.append(losses.detach().mean())
+        self._losses.append(loss.detach())
         self.updates += 1
         costs.updates = self.updates
         costs.training_forward += len(slots)
@@ -97,16 +121,12 @@ class Rehearsal:
         if self.updates % _CHECK_EVERY == 0 or self.done:
             self._check_losses()
 
-    def _feedback(self, outputs: Outputs, losses: torch.Tensor, labels: torch.Tensor) -> SampleOutputs:
-        embedding, features, logits = (part.detach() for part in outputs)
-        return SampleOutputs(embedding, features, logits, losses.detach(), self.learner.rows(labels))
-
     def finish(self) -> SessionLog:
         """End the session: the learner's buffer is compressed and all its samples count as old from now on."""
         learner = self.learner
         learner.network.eval()
         stored, nbytes = len(learner.buffer), learner.buffer.nbytes
-        learner.end_session()
+        learner.end_session(self.session.costs)
         losses = torch.stack(self._losses).float().numpy(force=True) if self._losses else np.empty(0, np.float32)
         return SessionLog(losses, self._rehearsed, self.session.costs, stored, nbytes)
 
@@ -119,6 +139,7 @@ class Rehearsal:
             "costs": asdict(self.session.costs),
             "optimizer": copy.deepcopy(self._optimizer.state_dict()),
             "scheduler": copy.deepcopy(self._scheduler.state_dict()),
+            "scaler": self._scaler.state_dict(),
             "before": self._before,
             "rng_before": self._rng_before,
         }
@@ -130,6 +151,8 @@ class Rehearsal:
         self.session.costs = Costs(**state["costs"])
         self._optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         self._scheduler.load_state_dict(copy.deepcopy(state["scheduler"]))
+        if state["scaler"]:
+            self._scaler.load_state_dict(dict(state["scaler"]))
         self._before, self._rng_before = dict(state["before"]), state["rng_before"]
 
     def _check_losses(self) -> None:
@@ -144,6 +167,12 @@ class Rehearsal:
             f"the loss became {recent[~recent.isfinite()][0].item()} at update {at} of {self.budget.updates}; "
             f"lower the learning rate ({self.learner.optimiser.lr}). The network is as it was before the session"
         )
+
+
+def _feedback(batch: Batch) -> SampleOutputs:
+    with torch.no_grad():
+        embedding, features, logits = (part.detach() for part in batch.outputs)
+        return SampleOutputs(embedding, features, logits, batch.cross_entropies, batch.rows)
 
 
 def run(rehearsal: Rehearsal, on_step: Callable[[Rehearsal], None] | None = None) -> SessionLog:

@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
+from graspcl.buffer import Codes
 from graspcl.learner.base import Learner, learners
+from graspcl.policy import Costs
 
 
 @learners.register("siesta")
@@ -33,7 +35,7 @@ class Siesta(Learner):
         self._counts = torch.zeros(0, dtype=torch.float64, device=self.device)
         self._awake = torch.zeros(0, dtype=torch.bool, device=self.device)  # rows the wake phase still owns
 
-    def learn_online(self, codes: torch.Tensor, labels: torch.Tensor) -> None:
+    def learn_online(self, codes: Codes, labels: torch.Tensor) -> None:
         rows = self.rows(labels)
         self._grow(len(self.classes))
         self._sums.index_add_(0, rows, self.outputs(codes, "features").double())
@@ -42,8 +44,8 @@ class Siesta(Learner):
         fresh = fresh[self._awake[fresh]]
         self.network.head.set_rows(fresh, (self._sums[fresh] / self._counts[fresh, None]).float())
 
-    def end_session(self) -> None:
-        super().end_session()
+    def end_session(self, costs: Costs) -> None:
+        super().end_session(costs)
         self._awake[:] = False
 
     def _grow(self, rows: int) -> None:

@@ -1,6 +1,7 @@
 """Split networks: a frozen part that makes latents, a plastic part that learns from them, and a head that grows."""
 
 from graspcl.model.efficientnet import efficientnet_lite0, efficientnet_lite0_classifier
+from graspcl.model.execution import Execution
 from graspcl.model.head import CosineHead
 from graspcl.model.layers import (
     ChannelsLast,
@@ -16,17 +17,25 @@ from graspcl.model.layers import (
 )
 from graspcl.model.mlp import vector_network
 from graspcl.model.mobilenet import mobilenet_v3_large
+from graspcl.model.mobilevit import MobileViTBlock, TransformerLayer, mobilevit_s
 from graspcl.model.seeding import build, fork, initialise
+from graspcl.model.small import small_network
 from graspcl.model.split import Outputs, SplitNetwork
 from graspcl.model.text import StaticTextEncoder
+from graspcl.model.timm import timm_network
+from graspcl.model.veridical import veridical
+from graspcl.model.zoo import NETWORKS, make_network
 
 __all__ = [
+    "NETWORKS",
     "ChannelsLast",
     "CosineHead",
+    "Execution",
     "FrozenBatchNorm2d",
     "GlobalAveragePool",
     "ImageInput",
     "InvertedResidual",
+    "MobileViTBlock",
     "Outputs",
     "PaddedConv2d",
     "SameConv2d",
@@ -35,11 +44,17 @@ __all__ = [
     "SqueezeExcitation",
     "StandardizedConv2d",
     "StaticTextEncoder",
+    "TransformerLayer",
     "build",
     "efficientnet_lite0",
     "efficientnet_lite0_classifier",
     "fork",
     "initialise",
+    "make_network",
     "mobilenet_v3_large",
+    "mobilevit_s",
+    "small_network",
+    "timm_network",
     "vector_network",
+    "veridical",
 ]

@@ -37,7 +37,8 @@ class CosineHead(nn.Module):
         self.generator = fork(generator)
         self.weight = nn.Parameter(torch.empty(0, features))
         self.bias = nn.Parameter(torch.empty(0))
-        self.sigma = nn.Parameter(torch.tensor(scale))
+        self.scale = scale
+        self.sigma = nn.Parameter(torch.tensor(float(scale)))
         self.grow(classes)
 
     @property
@@ -73,6 +74,14 @@ class CosineHead(nn.Module):
             torch.cat([self.weight.detach(), weight.to(self.weight)]),
             torch.cat([self.bias.detach(), bias.to(self.bias)]),
         )
+
+    def reset(self) -> None:
+        """Draw all rows anew; the scale is what it was at first."""
+        classes = self.classes
+        self._replace(self.weight[:0].detach(), self.bias[:0].detach())
+        self.grow(classes)
+        with torch.no_grad():
+            self.sigma.fill_(self.scale)
 
     def set_rows(self, rows: Tensor, means: Tensor) -> None:
         """Write class means [n, features] as the weights of `rows` (int64 [n]), with bias 1: SIESTA's wake phase."""

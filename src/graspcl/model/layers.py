@@ -160,6 +160,16 @@ class ImageInput(nn.Module):
         return (x - self.mean) / self.scale
 
 
+def imagenet_input() -> ImageInput:
+    """Images in 0..255 minus ImageNet's mean, by its deviation, per channel.
+
+    >>> imagenet_input().mean.flatten().round().tolist()
+    [124.0, 116.0, 104.0]
+    """
+    mean, deviation = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    return ImageInput([255 * value for value in mean], [255 * value for value in deviation])
+
+
 class SqueezeExcitation(nn.Module):
     """Scale each channel by a gate in 0..1 computed from all channels' means. x [N, C, H, W] -> same shape.
 

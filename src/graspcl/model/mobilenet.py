@@ -14,7 +14,6 @@ from graspcl.model.head import CosineHead
 from graspcl.model.layers import (
     ChannelsLast,
     GlobalAveragePool,
-    ImageInput,
     InvertedResidual,
     MakeConv,
     MakeNorm,
@@ -22,6 +21,7 @@ from graspcl.model.layers import (
     SeededDropout,
     StandardizedConv2d,
     conv_norm,
+    imagenet_input,
 )
 from graspcl.model.seeding import build
 from graspcl.model.split import SplitNetwork
@@ -57,18 +57,16 @@ LAST = 960
 EMBEDDING = 1280
 LAYERS = len(ROWS) + 2  # the stem before them, the last 1x1 convolution after them
 
-# ImageNet's mean and deviation per channel, for images in 0..255.
-_IMAGENET_MEAN = tuple(255 * value for value in (0.485, 0.456, 0.406))
-_IMAGENET_SCALE = tuple(255 * value for value in (0.229, 0.224, 0.225))
 
-
-def mobilenet_v3_large(classes: int = 0, split: int = 7, *, generator: torch.Generator) -> SplitNetwork:
+def mobilenet_v3_large(
+    classes: int = 0, split: int = 7, *, generator: torch.Generator, scale: float = 1.0
+) -> SplitNetwork:
     """MobileNetV3-Large, frozen up to and including feature layer `split` (0-based, the stem is layer 0; 0..16).
 
     The frozen layers use BatchNorm, the plastic ones GroupNorm and weight-standardised convolutions; GELU throughout.
     `encode` takes images [N, 3, H, W], uint8 or floats in 0..255; at 224 px and split 7 the latents are
     [N, 80, 14, 14]. The embedding is [N, 1280], before its GELU. All weights are random; `load_state_dict` takes
-    trained ones.
+    trained ones. `scale` is the head's.
 
     >>> net = mobilenet_v3_large(classes=10, generator=torch.Generator().manual_seed(0))
     >>> latents = net.encode(torch.zeros(1, 3, 64, 64, dtype=torch.uint8))
@@ -79,14 +77,14 @@ def mobilenet_v3_large(classes: int = 0, split: int = 7, *, generator: torch.Gen
         raise GraspError(f"split must be a feature layer of MobileNetV3-Large, 0..{LAYERS - 1}, not {split}")
     body = build(lambda: _body(split), generator)
     embedding = build(lambda: nn.Linear(LAST, EMBEDDING), generator)
-    frozen = nn.Sequential(OrderedDict(input=ImageInput(_IMAGENET_MEAN, _IMAGENET_SCALE)))
+    frozen = nn.Sequential(OrderedDict(input=imagenet_input()))
     plastic = nn.Sequential(OrderedDict(channels_last=ChannelsLast()))
     for index, (name, layer) in enumerate(body.named_children()):
         (frozen if index <= split else plastic).add_module(name, layer)
     plastic.add_module("pool", GlobalAveragePool())
     plastic.add_module("embedding", embedding)
     neck = nn.Sequential(nn.GELU(), SeededDropout(0.2, generator))
-    return SplitNetwork(frozen, plastic, CosineHead(EMBEDDING, classes, generator=generator), neck)
+    return SplitNetwork(frozen, plastic, CosineHead(EMBEDDING, classes, generator=generator, scale=scale), neck)
 
 
 def _body(split: int) -> nn.Sequential:

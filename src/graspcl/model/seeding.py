@@ -42,14 +42,12 @@ def initialise(module: nn.Module, generator: torch.Generator) -> None:
                 part.weight.normal_(0.0, math.sqrt(2.0 / fan_in), generator=generator)
                 if part.bias is not None:
                     part.bias.zero_()
-            elif isinstance(part, nn.BatchNorm2d):
-                part.reset_parameters()  # weight 1, bias 0, running mean 0 and variance 1
-            elif isinstance(part, nn.GroupNorm):
-                part.reset_parameters()
+            elif isinstance(part, nn.BatchNorm2d | nn.GroupNorm | nn.LayerNorm):
+                part.reset_parameters()  # weight 1, bias 0; of BatchNorm also running mean 0 and variance 1
             elif next(part.parameters(recurse=False), None) is not None:
                 raise GraspError(
                     f"no rule to initialise {type(part).__name__}; "
-                    "known are Conv2d, Linear, BatchNorm2d and GroupNorm and what derives from them"
+                    "known are Conv2d, Linear, BatchNorm2d, GroupNorm and LayerNorm and what derives from them"
                 )
 
 

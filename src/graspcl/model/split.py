@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from graspcl.errors import GraspError
+from graspcl.model.execution import Execution
 from graspcl.model.head import CosineHead
 
 
@@ -40,7 +42,42 @@ class SplitNetwork(nn.Module):
         self.plastic = plastic
         self.neck = nn.Identity() if neck is None else neck
         self.head = head
+        self.execution = Execution()
         self.train(self.training)
+
+    @staticmethod
+    def of(
+        frozen: nn.Module,
+        plastic: nn.Module,
+        example: Tensor,
+        *,
+        generator: torch.Generator,
+        neck: nn.Module | None = None,
+        classes: int = 0,
+        scale: float = 1.0,
+    ) -> SplitNetwork:
+        """A network of one's own modules, with a head of the width that inputs `example` [N, ...] show to be needed.
+
+        `frozen` maps inputs to latents and `plastic` latents to embeddings [N, d]; their weights stay as they are.
+        `generator` initialises the head's rows; `scale` is its first scale.
+
+        >>> g = torch.Generator().manual_seed(0)
+        >>> net = SplitNetwork.of(nn.Flatten(), nn.Linear(8, 5), torch.zeros(1, 2, 4), generator=g, neck=nn.ReLU())
+        >>> net.head
+        CosineHead(features=5, classes=0)
+        """
+        shape, values = list(example.shape), example
+        parts = {"frozen part": frozen, "plastic part": plastic, "neck": nn.Identity() if neck is None else neck}
+        for name, part in parts.items():
+            try:
+                with torch.no_grad():
+                    values = part.eval()(values)
+            except Exception as error:
+                raise GraspError(f"an example of shape {shape} does not pass through the {name}: {error}") from error
+            if name != "frozen part" and values.ndim != 2:
+                raise GraspError(f"the {name} must give one vector a sample, [N, d], but gives {list(values.shape)}")
+        head = CosineHead(values.shape[1], classes, generator=generator, scale=scale)
+        return SplitNetwork(frozen, plastic, head, neck)
 
     def train(self, mode: bool = True) -> SplitNetwork:
         """Set the mode of the plastic part, neck and head; the frozen part stays in eval mode."""
@@ -50,18 +87,33 @@ class SplitNetwork(nn.Module):
 
     def encode(self, x: Tensor) -> Tensor:
         """Latents [N, ...] of inputs x [N, ...], without gradients."""
-        with torch.no_grad():
+        with torch.no_grad(), self.execution.autocast():
             latents: Tensor = self.frozen(x)
-        return latents
+        return latents.float() if latents.is_floating_point() else latents
 
     def forward(self, latents: Tensor) -> Outputs:
-        embedding = self.plastic(latents)
-        features = self.neck(embedding)
-        return Outputs(embedding, features, self.head(features))
+        with self.execution.autocast():
+            embedding = self.plastic(latents)
+            features = self.neck(embedding)
+        # The head's few products stay in float32, as the reference has it: cosines of 1280 numbers want the digits.
+        return Outputs(embedding.float(), features.float(), self.head(features.float()))
+
+    def execute(self, execution: Execution) -> SplitNetwork:
+        """Be executed like this from now on: device, precision, compiled or not; returns itself."""
+        self.execution = execution
+        execution.prepare(self)
+        if execution.compile:
+            self.plastic.compile()
+        return self
 
     def plastic_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """Names and parameters of the plastic part, neck and head, from the first layer to the last."""
-        return [named for named in self.named_parameters() if not named[0].startswith("frozen.")]
+        """Names and parameters of all that learns, from the first layer to the last."""
+        return [named for named in self.named_parameters() if named[1].requires_grad]
+
+    @property
+    def veridical(self) -> bool:
+        """Whether raw inputs are rehearsed (`graspcl.model.veridical`), not latents."""
+        return False
 
     def share_plastic(self) -> float:
         """Which share of all parameters learns, 0..1."""

@@ -55,6 +55,10 @@ class Policy:
     def observe(self, slots: Array, outputs: Any) -> None:
         """Feedback after the update on `slots`: `outputs.logits` [n, K] and `outputs.losses` [n] of the mini-batch."""
 
+    def upcoming(self, n: int) -> Array | None:
+        """The slots of the next mini-batch of `n`, if they are decided already: they can be loaded meanwhile."""
+        return None
+
     def parameters(self) -> dict[str, Any]:
         """The parameters the policy was made with."""
         return {name: getattr(self, name) for name in parameter_names(type(self))}
@@ -100,3 +104,6 @@ class PlannedPolicy(Policy):
     def select(self, session: Session, n: int) -> Array:
         self._next += n
         return self._plan[self._next - n : self._next]
+
+    def upcoming(self, n: int) -> Array | None:
+        return self._plan[self._next : self._next + n]

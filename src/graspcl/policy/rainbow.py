@@ -70,7 +70,12 @@ class Rainbow(PlannedPolicy):
         return np.concatenate(u)
 
     def view(self, x: torch.Tensor, number: int, generator: torch.Generator) -> torch.Tensor:
-        """A view of latents [n, D] or [n, C, H, W]: the flip and shift are those of `number`, the rest is chance."""
+        """A view of latents [n, D] or [n, C, H, W]: the flip and shift are those of `number`, the rest is chance.
+
+        Images of bytes become floats in 0..255.
+        """
+        if x.dtype == torch.uint8:
+            return self.view(x.float(), number, generator).clamp(0, 255)
         if not x.is_floating_point():
             raise GraspError(f"rainbow perturbs what is stored, which must be of floating point, not {x.dtype}")
         if x.ndim == 4:

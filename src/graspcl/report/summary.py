@@ -51,14 +51,16 @@ def read_run(path: Path) -> dict[str, Any] | None:
 
 
 def rows(paths: Iterable[Path]) -> list[Row]:
-    """One row per policy, in the order in which they first come; unfinished runs are left out."""
+    """One row per policy, or per learner and policy where learners differ, in the order in which they first come.
+
+    Unfinished runs are left out.
+    """
+    summaries = [run["summary"] for run in map(read_run, paths) if run is not None]
+    alike = len({summary.get("learner") for summary in summaries}) < 2
     found: dict[str, dict[str, list[float]]] = {}
-    for path in paths:
-        run = read_run(path)
-        if run is None:
-            continue
-        summary = run["summary"]
-        values = found.setdefault(summary["policy"], {name: [] for name, *_ in COLUMNS})
+    for summary in summaries:
+        label = summary["policy"] if alike else f"{summary['learner']} + {summary['policy']}"
+        values = found.setdefault(label, {name: [] for name, *_ in COLUMNS})
         for name, *_ in COLUMNS:
             values[name].append(100 * summary[name] if name == "coverage" else summary[name])
     return [Row(policy, values) for policy, values in found.items()]

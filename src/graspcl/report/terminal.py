@@ -27,7 +27,7 @@ def comparison(title: str, rows: Sequence[Row], width: int = 120) -> Table:
         for name, _, digits, higher in COLUMNS:
             text = f"{row.mean(name):,.{digits}f}"
             if higher is not None:
-                text += f"{_plus_minus(width)}{row.std(name):.{digits}f}"
+                text += _spread(row, name, digits, width)
             cells.append(f"[bold]{text}[/bold]" if higher and row.mean(name) == best[name] else text)
         table.add_row(escape(row.policy.replace("(", "\n(")), *cells)
     return table
@@ -38,7 +38,7 @@ def policy_table(
 ) -> Table:
     """A row per policy as in the paper's Tables 2 and 3: μ_A and α for each memory, and time relative to the baseline.
 
-    Time is training and selection together, over all memories; without the baseline among the rows it is left out.
+    Without the baseline among the rows its time is left out.
     """
     seeds = max((len(row.values["alpha"]) for rows in memories.values() for row in rows), default=0)
     table = _table(title, seeds)
@@ -59,7 +59,7 @@ def policy_table(
         for memory, by_policy in found.items():
             for name in ("mu_all", "alpha"):
                 row = by_policy[policy]
-                text = f"{row.mean(name):.2f}{_plus_minus(width)}{row.std(name):.2f}"
+                text = f"{row.mean(name):.2f}{_spread(row, name, 2, width)}"
                 cells.append(f"[bold]{text}[/bold]" if row.mean(name) == best[memory, name] else text)
         table.add_row(escape(policy), *cells, f"{times[policy]:.2f}" if policy in times else "–")
     return table
@@ -78,18 +78,25 @@ def _table(title: str, seeds: int) -> Table:
     )
 
 
-def _plus_minus(width: int) -> str:
-    return " ± " if width >= 110 else "\n±"
+def _spread(row: Row, name: str, digits: int, width: int) -> str:
+    """The deviation over seeds, which a single one does not have."""
+    if len(row.values[name]) < 2:
+        return ""
+    return f"{' ± ' if width >= 110 else chr(10) + '±'}{row.std(name):.{digits}f}"
 
 
 def relative_times(memories: Mapping[str, Sequence[Row]], baseline: str) -> dict[str, float]:
-    """Seconds of training and selection of each policy, over those of the baseline; empty without a baseline."""
-    total: dict[str, float] = {}
-    for rows in memories.values():
-        for row in rows:
-            spent = row.mean("training_seconds") + row.mean("selection_seconds")
-            total[row.policy] = total.get(row.policy, 0.0) + spent
-    return {policy: spent / total[baseline] for policy, spent in total.items()} if baseline in total else {}
+    """Session time of each policy over that of the baseline; empty without a baseline.
+
+    All make the same updates, so a policy's session takes 1 + selection / training of the time of training alone. The
+    ratio is taken within each run, where whatever else the machine did meanwhile cancels out.
+    """
+    shares: dict[str, list[float]] = {}
+    for row in (row for rows in memories.values() for row in rows):
+        times = zip(row.values["selection_seconds"], row.values["training_seconds"], strict=True)
+        shares.setdefault(row.policy, []).extend(1 + select / train if train else 1.0 for select, train in times)
+    mean = {policy: sum(values) / len(values) for policy, values in shares.items()}
+    return {policy: value / mean[baseline] for policy, value in mean.items()} if baseline in mean else {}
 
 
 def bar_chart(title: str, values: Mapping[str, float], width: int = 50) -> Table:

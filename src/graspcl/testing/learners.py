@@ -58,9 +58,10 @@ def _check_predictions(learner: Learner, inputs: torch.Tensor, labels: np.ndarra
 
 def _check_budget(learner: Learner, inputs: torch.Tensor, labels: np.ndarray[Any, Any]) -> None:
     learner.observe(inputs, labels)
+    budget = learner.session_budget(_BUDGET)
     log = learner.rehearse(_BUDGET)
-    assert log.costs.updates == _BUDGET.updates == len(log.losses), "a session makes exactly the updates of its budget"
-    assert log.costs.training_backward >= _BUDGET.samples, "the log counts every sample that was trained on"
+    assert log.costs.updates == budget.updates == len(log.losses), "a session makes exactly the updates of its budget"
+    assert log.costs.training_backward == budget.samples, "the log counts every sample that was trained on"
     assert np.isfinite(log.losses).all(), "losses are finite"
     bound = learner.buffer.capacity
     assert bound is None or len(learner.buffer) <= bound, "after a session the buffer is within its capacity"
@@ -110,11 +111,12 @@ def _check_interrupted(make: Callable[[], Learner], inputs: torch.Tensor, labels
     for learner in (straight, interrupted):
         learner.observe(inputs, labels)
     straight.rehearse(_BUDGET)
-    session = Rehearsal(interrupted, _BUDGET)
-    for _ in range(_BUDGET.updates // 2):
+    budget = interrupted.session_budget(_BUDGET)
+    session = Rehearsal(interrupted, budget)
+    for _ in range(budget.updates // 2):
         session.step()
     restored.load_state_dict(interrupted.state_dict())
-    rest = Rehearsal(restored, _BUDGET, session.state_dict())
+    rest = Rehearsal(restored, budget, session.state_dict())
     while not rest.done:
         rest.step()
     rest.finish()

@@ -1,0 +1,215 @@
+"""Images per second of every stage of latent rehearsal, under every way of executing the network, side by side."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from graspcl.buffer import Buffer
+from graspcl.codec import OPQ
+from graspcl.data import Groceries
+from graspcl.errors import GraspError, MissingExtra
+from graspcl.learner import Optimiser, Siesta
+from graspcl.model import Execution, mobilenet_v3_large
+
+Array = np.ndarray[Any, Any]
+Call = Callable[[], object]
+Stage = Callable[[Siesta], Call]
+Columns = dict[str, Siesta | str]  # a learner, or the reason why there is none
+
+_CLASSES, _SECONDS = 10, 10.0  # a slow cell gets fewer rounds: none begins after these seconds
+_BASE = "fp32"  # what all others are compared with
+_EXECUTIONS = {
+    _BASE: Execution(),
+    "fp32 contiguous": Execution(channels_last=False),
+    "bf16": Execution("bf16"),
+    "fp16": Execution("fp16"),
+}
+_COMPILED = {"fp32 compiled": Execution(compile=True), "bf16 compiled": Execution("bf16", compile=True)}
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Images per second of a stage under an execution; `value` is None where it cannot run, and `detail` says why."""
+
+    bench: str
+    what: str
+    execution: str
+    value: float | None = None
+    ratio: float | None = None  # to fp32 in the same run
+    first: float | None = None  # seconds of the first call, which compiles where there is anything to compile
+    detail: str = ""
+    bar: None = None
+    ok: bool = True
+
+
+def run(pixels: int = 224, compile: bool = False, images: int = 32, rounds: int = 7) -> Iterator[Rate]:
+    """MobileNetV3-Large with random weights on batches of `images` photos of `pixels` x `pixels`; medians of rounds."""
+    photos, read, source = _photos(pixels, images)
+    context = f"{pixels} px, batches of {images}, {torch.get_num_threads()} threads, {source}"
+    columns = {name: _learner(how) for name, how in (_EXECUTIONS | (_COMPILED if compile else {})).items()}
+    base = columns[_BASE]
+    if isinstance(base, str):
+        raise GraspError(base)
+    latents = base.network.encode(photos.to(base.device))
+    codec = _fitted(latents)
+    codes = codec.encode(latents)
+    inputs = codec.decode(codes.to(base.device))
+    labels = np.arange(images) % _CLASSES
+
+    def rates(what: str, calls: dict[str, Call], refused: dict[str, str]) -> Iterator[Rate]:
+        first, seconds = _seconds(calls, rounds)
+        for name in calls | refused:
+            if name in refused:
+                yield Rate("network", what, name, detail=f"refused: {refused[name]}")
+                continue
+            ratio = seconds[_BASE] / seconds[name] if len(calls) > 1 else None
+            yield Rate("network", what, name, images / seconds[name], ratio, first[name], context)
+
+    def together(what: str, stage: Stage) -> Iterator[Rate]:
+        calls = {name: stage(learner) for name, learner in columns.items() if not isinstance(learner, str)}
+        refused = {name: learner for name, learner in columns.items() if isinstance(learner, str)}
+        return rates(what, calls, refused)
+
+    reading = "read and decode JPEG"
+    yield from rates(reading, {}, {_BASE: source}) if read is None else rates(reading, {_BASE: read}, {})
+    yield from together("frozen forward", lambda learner: lambda: learner.network.encode(photos.to(learner.device)))
+    yield from rates("OPQ encode", {_BASE: lambda: codec.encode(latents)}, {})
+    yield from rates("OPQ decode", {_BASE: lambda: codec.decode(codes.to(base.device))}, {})
+    yield from together("plastic forward", lambda learner: _forward(learner, inputs))
+    yield from together("training step", lambda learner: _training(learner, inputs, labels))
+    yield from together("wake update", lambda learner: _waking(learner, codec, codes, labels))
+
+
+def show(rates: Iterable[Rate]) -> None:
+    """Print the rates as one table, which fills while they are measured."""
+    found: list[Rate] = []
+    with Live(console=Console(), auto_refresh=False) as live:
+        for rate in rates:
+            found.append(rate)
+            live.update(table(found), refresh=True)
+
+
+def table(rates: list[Rate]) -> Table:
+    """One row per stage, one column per execution; the fastest of a row is bold."""
+    cells = {(rate.what, rate.execution): rate for rate in rates}
+    stages, executions = (list(dict.fromkeys(names)) for names in zip(*cells, strict=True))
+    context = next((rate.detail for rate in rates if rate.value is not None), "")
+    result = Table(title=f"images/s (times {_BASE}); {context}", caption=_caption(rates), box=SIMPLE_HEAD)
+    result.add_column("stage")
+    for execution in executions:
+        result.add_column(execution, justify="right")
+    for stage in stages:
+        row = [cells.get((stage, execution)) for execution in executions]
+        best = max((rate.value for rate in row if rate and rate.value), default=None)
+        result.add_row(stage, *(_cell(rate, rate is not None and rate.value == best) for rate in row))
+    return result
+
+
+def _cell(rate: Rate | None, best: bool) -> str:
+    if rate is None:
+        return ""
+    if rate.value is None:
+        return "refused"
+    text = f"{rate.value:,.1f}" + ("" if rate.ratio is None else f" ({rate.ratio:.2f})")
+    return f"[bold]{text}[/bold]" if best and rate.ratio is not None else text
+
+
+def _caption(rates: list[Rate]) -> str:
+    """Why what was refused was refused, and how long the first calls of compiled networks took."""
+    lines = [f"{rate.execution}: {rate.detail}" for rate in rates if rate.value is None]
+    for name in _COMPILED:
+        if seconds := sum(rate.first or 0.0 for rate in rates if rate.execution == name):
+            lines.append(f"{name}: {seconds:,.0f} s until the first calls were compiled")
+    return "\n".join(dict.fromkeys(lines))
+
+
+def _photos(pixels: int, images: int) -> tuple[torch.Tensor, Call | None, str]:
+    """Images [images, 3, pixels, pixels], how to read them, and what they are."""
+    try:
+        groceries = Groceries(pixels)
+    except MissingExtra as error:
+        noise = torch.Generator().manual_seed(0)
+        size = (images, 3, pixels, pixels)
+        return torch.randint(0, 256, size, generator=noise, dtype=torch.uint8), None, f"random images ({error})"
+    chosen = groceries.train[np.arange(images) % len(groceries.train)]
+    return groceries.read(chosen), lambda: groceries.read(chosen), "photos of groceries"
+
+
+def _learner(execution: Execution) -> Siesta | str:
+    network = mobilenet_v3_large(generator=torch.Generator().manual_seed(0))
+    try:
+        execution = execution.resolve()
+    except GraspError as error:
+        return str(error)
+    learner = Siesta(network, Buffer(), execution=execution)
+    learner.meet(np.arange(_CLASSES))
+    for part in (network.frozen, network.plastic):
+        execution.compiled(part)
+    return learner
+
+
+def _fitted(latents: torch.Tensor) -> OPQ:
+    """A codec whose tables are of the paper's size; how well they fit does not change how fast they are."""
+    vectors = latents.movedim(1, -1).flatten(0, -2)
+    copies = -(-256 // len(vectors))
+    return OPQ(iterations=1, samples=4096).fit(vectors.repeat(copies, 1))
+
+
+def _forward(learner: Siesta, inputs: torch.Tensor) -> Call:
+    def call() -> None:
+        learner.network.eval()
+        with torch.no_grad():
+            learner.network(inputs)
+
+    return call
+
+
+def _training(learner: Siesta, inputs: torch.Tensor, labels: Array) -> Call:
+    network, scaler = learner.network, learner.execution.scaler()
+    optimizer = Optimiser(lr=0.01).build(network.plastic_parameters())
+    rows = learner.rows(torch.as_tensor(labels, device=learner.device))
+
+    def call() -> None:
+        network.train()
+        loss = torch.nn.functional.cross_entropy(network(inputs).logits, rows)
+        optimizer.zero_grad(set_to_none=True)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    return call
+
+
+def _waking(learner: Siesta, codec: OPQ, codes: torch.Tensor, labels: Array) -> Call:
+    learner.buffer = Buffer(codec=codec)
+    return lambda: learner.observe_codes(codes, labels)
+
+
+def _seconds(calls: dict[str, Call], rounds: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Seconds of the first call and the median of later ones, in rounds, so that all meet the same machine."""
+    first = {name: _time(call) for name, call in calls.items()}
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            if sum(times[name]) < _SECONDS:
+                times[name].append(_time(call))
+    return first, {name: median(spent) for name, spent in times.items()}
+
+
+def _time(call: Call) -> float:
+    begin = time.perf_counter()
+    call()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - begin

@@ -1,0 +1,165 @@
+"""Files under a folder or in a zip file, by their names with forward slashes."""
+
+from __future__ import annotations
+
+import os
+import threading
+import zipfile
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from graspcl.errors import GraspError
+
+
+class Tree(ABC):
+    """Names and sizes of files, and their contents by name. `title` is the name it goes by.
+
+    Hidden files, and what some systems add to zip files, are left out.
+    """
+
+    title: str
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """Names of all files and their bytes."""
+        return {name: size for name, size in self._shown.items() if not name.endswith("/")}
+
+    @cached_property
+    def folders(self) -> set[str]:
+        """Folders at the top, also empty ones."""
+        return {name.partition("/")[0] for name in self._shown if "/" in name}
+
+    @cached_property
+    def _shown(self) -> dict[str, int]:
+        return {name: size for name, size in self._entries() if name and not _is_hidden(name)}
+
+    @abstractmethod
+    def _entries(self) -> Iterable[tuple[str, int]]:
+        """Names and bytes of files, and names of folders, which end in a slash."""
+
+    @abstractmethod
+    def read(self, name: str) -> bytes:
+        """A file's contents."""
+
+    @abstractmethod
+    def where(self, name: str = "") -> str:
+        """The tree or one of its files, in words for a message."""
+
+    @abstractmethod
+    def part(self, name: str) -> Tree | None:
+        """The tree under the folder `name` or in the file `name`.zip, if there is one."""
+
+    def path(self, name: str) -> Path | None:
+        """Where the file lies, if it lies on the disk by itself."""
+        return None
+
+
+class FolderTree(Tree):
+    """Files under a folder, links followed.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     (Path(folder) / "cat").mkdir()
+    ...     size = (Path(folder) / "cat" / "1.txt").write_bytes(b"miaow")
+    ...     tree = FolderTree(Path(folder))
+    ...     tree.sizes, tree.folders, tree.read("cat/1.txt")
+    ({'cat/1.txt': 5}, {'cat'}, b'miaow')
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.title = root.resolve().name
+
+    def _entries(self) -> Iterable[tuple[str, int]]:
+        try:
+            return list(_walk(self._root))
+        except OSError as error:
+            raise GraspError(f"{error.filename or self._root} cannot be read: {error.strerror}") from error
+
+    def read(self, name: str) -> bytes:
+        try:
+            return (self._root / name).read_bytes()
+        except OSError as error:
+            raise GraspError(f"{self.where(name)} cannot be read: {error.strerror}") from error
+
+    def where(self, name: str = "") -> str:
+        return str(self._root / name)
+
+    def part(self, name: str) -> Tree | None:
+        if (self._root / name).is_dir():
+            return FolderTree(self._root / name)
+        archive = self._root / f"{name}.zip"
+        return ZipTree(archive) if archive.is_file() else None
+
+    def path(self, name: str) -> Path | None:
+        return self._root / name
+
+
+class ZipTree(Tree):
+    """Members of a zip file, or those under the folder `inside` of it. A folder that wraps all and is called like the
+    file (train.zip with train/…) does not count.
+
+    Safe to use from several threads, after a fork and, pickled, in another process: each process has a handle of its
+    own, and one thread at a time uses it.
+    """
+
+    def __init__(self, file: Path, inside: str = "") -> None:
+        self._file = file
+        self._handles: dict[int, tuple[threading.Lock, zipfile.ZipFile]] = {}
+        names = [name for name in self._handle()[1].namelist() if not _is_hidden(name)]
+        wrap = f"{file.stem}/"
+        self._inside = inside or (wrap if all(name.startswith(wrap) for name in names) else "")
+        self.title = self._inside.rstrip("/").rpartition("/")[2] or file.stem
+
+    def _entries(self) -> Iterable[tuple[str, int]]:
+        members = self._handle()[1].infolist()
+        inside = self._inside
+        return ((m.filename.removeprefix(inside), m.file_size) for m in members if m.filename.startswith(inside))
+
+    def read(self, name: str) -> bytes:
+        lock, archive = self._handle()
+        try:
+            with lock:
+                return archive.read(self._inside + name)
+        # A damaged member, one in a compression that this Python lacks, an encrypted one.
+        except (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+            raise GraspError(f"{self.where(name)} cannot be read: {error}") from error
+
+    def where(self, name: str = "") -> str:
+        member = self._inside + name
+        return f"{self._file}, member {member}" if member else str(self._file)
+
+    def part(self, name: str) -> Tree | None:
+        return ZipTree(self._file, f"{self._inside}{name}/") if name in self.folders else None
+
+    def _handle(self) -> tuple[threading.Lock, zipfile.ZipFile]:
+        # A forked child shares its parent's place in an open file: it must open its own.
+        if (handle := self._handles.get(os.getpid())) is None:
+            try:
+                handle = self._handles.setdefault(os.getpid(), (threading.Lock(), zipfile.ZipFile(self._file)))
+            except (OSError, zipfile.BadZipFile) as error:
+                reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+                raise GraspError(f"{self._file} cannot be read as a zip file: {reason}") from error
+        return handle
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_handles": {}}
+
+
+def _walk(folder: str | Path, prefix: str = "") -> Iterator[tuple[str, int]]:
+    """Names and sizes of all files under `folder`, and the names of its folders, which end in a slash."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                yield f"{prefix}{entry.name}/", 0
+                yield from _walk(entry.path, f"{prefix}{entry.name}/")
+            else:
+                yield prefix + entry.name, entry.stat().st_size
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith("__MACOSX/") or any(part.startswith(".") for part in name.split("/"))

@@ -1,0 +1,95 @@
+"""The one decoder of images: encoded bytes or a file in, a square of RGB pixels out."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graspcl.errors import GraspError, require
+from graspcl.machine import cores
+
+Source = bytes | str | Path
+Pixels = NDArray[np.uint8]
+
+_MARGIN = 256 / 224  # the shorter side before the centre crop, as a multiple of the crop (reference: 256, then 224)
+
+
+def decode_image(source: Source, pixels: int, name: str = "") -> Pixels:
+    """The image in `source` (its encoded bytes, or its path) as RGB uint8 [pixels, pixels, 3].
+
+    The shorter side is brought to 256/224 · `pixels` and the middle `pixels` x `pixels` are kept. An image is never
+    enlarged for the sake of that margin: where its shorter side is smaller, less is cut off, and only an image smaller
+    than `pixels` grows. Greyscale, CMYK, palette and 16-bit images become RGB; transparency and EXIF rotation are
+    ignored. An unreadable image is an error that calls it `name`, by default its path.
+
+    >>> from PIL import Image
+    >>> file = io.BytesIO()
+    >>> Image.new("L", (300, 200), 7).save(file, "PNG")
+    >>> decode_image(file.getvalue(), 64).shape
+    (64, 64, 3)
+    """
+    (image,) = decode_images([source], pixels, names=[name])
+    return np.asarray(image)
+
+
+def decode_images(
+    sources: Sequence[Source], pixels: int, threads: int | None = None, names: Sequence[str] | None = None
+) -> Pixels:
+    """n images as RGB uint8 [n, pixels, pixels, 3], decoded like `decode_image` in `threads` threads (None: all cores).
+
+    >>> decode_images([], 32).shape
+    (0, 32, 32, 3)
+    """
+    require("PIL.Image", "demo")
+    if pixels < 1:
+        raise GraspError(f"pixels must be at least 1, not {pixels}")
+    images = np.empty((len(sources), pixels, pixels, 3), dtype=np.uint8)
+    names = [""] * len(sources) if names is None else names
+    workers = min(cores() if threads is None else max(1, threads), len(sources))
+    if workers <= 1:
+        for work in zip(sources, names, images, strict=True):
+            _decode(*work)
+        return images
+    with ThreadPoolExecutor(workers) as pool:  # Pillow lets go of the interpreter while it decodes and resizes
+        list(pool.map(_decode, sources, names, images))
+    return images
+
+
+def _decode(source: Source, name: str, out: Pixels) -> None:
+    """Write the image in `source` to `out` [pixels, pixels, 3]."""
+    from PIL import Image, UnidentifiedImageError
+
+    pixels = len(out)
+    try:
+        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+            shorter = min(image.size)
+            target = min(max(shorter, pixels), round(_MARGIN * pixels))
+            # A JPEG is decoded at half its size or less where that is still large enough.
+            image.draft("RGB", (image.width * target // shorter, image.height * target // shorter))
+            side = min(image.size) * pixels / target  # of the square that is kept
+            left, top = (image.width - side) / 2, (image.height - side) / 2
+            if side == pixels:  # nothing is resized: whole pixels
+                left, top = left // 1, top // 1
+            box = (left, top, left + side, top + side)
+            out[:] = np.asarray(_as_rgb(image).resize((pixels, pixels), Image.Resampling.BILINEAR, box=box))
+    except Exception as error:  # a damaged file makes Pillow's readers raise errors of many kinds
+        name = name or (f"an image of {len(source)} bytes" if isinstance(source, bytes) else str(source))
+        plain = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        reason = "it is not an image" if isinstance(error, UnidentifiedImageError) else plain or type(error).__name__
+        raise GraspError(f"{name} cannot be read: {reason}") from error
+
+
+def _as_rgb(image: Any) -> Any:
+    from PIL import Image
+
+    if image.mode.startswith("I"):  # 16 bits of grey, which Pillow would cut off at 255
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    elif image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")
+    return image.convert("RGB")

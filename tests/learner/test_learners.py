@@ -1,0 +1,232 @@
+"""DER++, GDumb and the two ends of the scale: their equations, what they keep, and the contract of every learner."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from graspcl.buffer import Buffer
+from graspcl.codec import Half
+from graspcl.errors import GraspError
+from graspcl.learner import Derpp, Finetune, GDumb, Offline, Optimiser, Rehearsal, Siesta, learners
+from graspcl.model import vector_network
+from graspcl.policy import Budget, policies
+from graspcl.testing import check_learner
+
+
+def clusters(classes=5, per_class=20, dim=12, seed=0, spread=0.6):
+    rng = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(classes), per_class)
+    x = rng.normal(size=(classes, dim))[labels] + spread * rng.normal(size=(len(labels), dim))
+    return torch.from_numpy(x).float(), labels
+
+
+def make(name, policy="grasp", capacity=None, codec=None, maintenance=None, lr=0.1, dropout=0.1, **parameters):
+    kind = learners.get(name)
+    network = vector_network(12, hidden=32, embedding=16, dropout=dropout, generator=torch.Generator().manual_seed(0))
+    buffer = Buffer(capacity, codec, maintenance, columns=kind.columns(12, **parameters))
+    return kind(network, buffer, policy, Optimiser(lr=lr), **parameters)
+
+
+KINDS = [("derpp", {}), ("derpp", {"teacher": True}), ("gdumb", {}), ("gdumb", {"reset": False}), ("finetune", {}),
+         ("offline", {"passes": 2})]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "parameters"), KINDS)
+@pytest.mark.parametrize("policy", ["grasp", "mir", "clib", "min_rehearsal"])
+def test_contract(name, parameters, policy):
+    inputs, _ = clusters()
+    capacity = None if name == "offline" else 40
+    check_learner(lambda: make(name, policy, capacity, Half(), **parameters), inputs)
+
+
+def test_all_are_known_by_name():
+    assert learners.names() == ["derpp", "finetune", "gdumb", "offline", "siesta"]
+
+
+# -- DER++ -----------------------------------------------------------------------------------------------------------
+
+
+def second_session(**parameters):
+    """A learner that has rehearsed classes 0-2 and observed 3 and 4, in its second session."""
+    inputs, labels = clusters()
+    learner = make("derpp", "uniform", dropout=0.0, **parameters)
+    learner.observe(inputs[labels < 3], labels[labels < 3])
+    learner.rehearse(Budget(20, 16))
+    before = {name: value.clone() for name, value in learner.network.state_dict().items()}
+    learner.observe(inputs[labels >= 3], labels[labels >= 3])
+    session = Rehearsal(learner, Budget(10, 16))
+    return learner, session, inputs, labels, before
+
+
+def batch_of(learner, slots):
+    from graspcl.learner import Batch
+
+    inputs, labels = learner.buffer.fetch(slots)
+    return Batch(inputs, learner.rows(labels), slots, learner.network(inputs))
+
+
+def test_derpp_loss_is_the_sum_of_its_terms_with_stored_logits():
+    learner, session, inputs, labels, _ = second_session(alpha=0.3, beta=0.7)
+    then = learner.buffer["logits"][:60, :3].astype(np.float32)  # of the network after the first session
+    for _ in range(3):
+        session.step()
+    slots = np.array([2, 25, 41, 70, 99])  # three old samples, two new ones
+    batch = batch_of(learner, slots)
+    logits = learner.network(inputs[slots]).logits
+    ce = F.cross_entropy(logits, torch.from_numpy(labels[slots]), reduction="none")
+    mse = (logits[:3, :3] - torch.from_numpy(then[slots[:3]])).square().mean()
+    torch.testing.assert_close(learner.loss(batch), ce[3:].mean() + 0.7 * ce[:3].mean() + 0.3 * mse)
+
+
+def test_derpp_stores_what_the_network_said_when_a_sample_stopped_being_new():
+    inputs, labels = clusters()
+    learner = make("derpp", "uniform", dropout=0.0)
+    learner.observe(inputs[labels < 3], labels[labels < 3])
+    learner.rehearse(Budget(20, 16))
+    first = learner.outputs(inputs[labels < 3], "logits")
+    np.testing.assert_allclose(learner.buffer["logits"][:60, :3], first, rtol=1e-3, atol=1e-3)
+    learner.observe(inputs[labels >= 3], labels[labels >= 3])
+    log = learner.rehearse(Budget(20, 16))
+    assert log.costs.training_forward == 20 * 16 + 40  # storing logits of the 40 new ones is booked
+    np.testing.assert_allclose(learner.buffer["logits"][:60, :3], first, rtol=1e-3, atol=1e-3)  # and never change
+    second = learner.outputs(inputs[labels >= 3], "logits")
+    np.testing.assert_allclose(learner.buffer["logits"][60:, :5], second, rtol=1e-3, atol=1e-3)
+    assert learner.buffer["known"].tolist() == [3] * 60 + [5] * 40
+
+
+def test_derpp_loss_with_a_teacher_is_held_to_the_network_of_the_sessions_begin():
+    learner, session, inputs, labels, before = second_session(teacher=True)
+    assert "logits" not in learner.buffer.columns
+    teacher = {name: value.clone() for name, value in learner.network.state_dict().items()}
+    assert torch.equal(teacher["plastic.hidden.weight"], before["plastic.hidden.weight"])
+    for _ in range(3):
+        session.step()
+    slots = np.array([2, 25, 41, 70, 99])
+    loss = learner.loss(batch_of(learner, slots))
+    logits = learner.network(inputs[slots]).logits
+    now = {name: value.clone() for name, value in learner.network.state_dict().items()}
+    learner.network.load_state_dict(teacher)
+    then = learner.network.eval()(inputs[slots]).logits
+    learner.network.load_state_dict(now)
+    ce = F.cross_entropy(logits, torch.from_numpy(labels[slots]), reduction="none")
+    expected = ce[3:].mean() + 0.9 * ce[:3].mean() + 0.1 * (logits[:3] - then[:3]).square().mean()
+    torch.testing.assert_close(loss, expected.detach(), check_dtype=False)
+    assert learner.loss(batch_of(learner, slots)).requires_grad
+
+
+@pytest.mark.parametrize("teacher", [False, True])
+def test_derpp_without_new_or_without_old_samples_is_cross_entropy(teacher):
+    learner, _, _, _, _ = second_session(teacher=teacher)
+    for slots in (np.arange(5), np.arange(80, 85)):
+        batch = batch_of(learner, slots)
+        torch.testing.assert_close(learner.loss(batch), batch.cross_entropies.mean())
+
+
+def test_derpp_says_what_is_missing():
+    network = vector_network(4, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(GraspError, match=r"columns=Derpp\.columns\(classes\)"):
+        Derpp(network, Buffer(), "grasp")
+    learner = Derpp(network, Buffer(columns=Derpp.columns(2)), "grasp")
+    with pytest.raises(GraspError, match="room for the logits of 2 classes, and these samples make it 3"):
+        learner.observe(torch.eye(4), [0, 1, 2, 2])
+    assert not len(learner.buffer) and not learner.classes
+    with pytest.raises(GraspError, match="alpha and beta"):
+        Derpp(network, Buffer(), "grasp", teacher=True, alpha=-1)
+
+
+def test_stored_logits_count_as_bytes():
+    inputs, labels = clusters()
+    sizes = []
+    for teacher in (False, True):
+        learner = make("derpp", capacity="4KB", teacher=teacher)
+        learner.observe(inputs, labels)
+        learner.rehearse(Budget(2, 4))
+        assert learner.buffer.nbytes <= 4000
+        sizes.append(len(learner.buffer))
+    assert sizes[0] < sizes[1]
+
+
+# -- GDumb, offline, fine-tuning -------------------------------------------------------------------------------------
+
+
+def test_gdumb_begins_every_session_with_the_network_it_was_made_with():
+    inputs, labels = clusters()
+    learner = make("gdumb", maintenance="gdumb", capacity=30)
+    made = {name: value.clone() for name, value in learner.network.plastic.state_dict().items()}
+    for part in (labels < 3, labels >= 3):
+        learner.observe(inputs[part], labels[part])
+        rows = learner.network.head.weight.detach().clone()
+        session = Rehearsal(learner, Budget(4, 8))
+        for name, value in learner.network.plastic.state_dict().items():
+            assert torch.equal(value, made[name])
+        assert learner.network.head.weight.shape == rows.shape and not torch.equal(learner.network.head.weight, rows)
+        while not session.done:
+            session.step()
+        session.finish()
+        assert not torch.equal(learner.network.plastic.state_dict()["hidden.weight"], made["hidden.weight"])
+    assert np.bincount(learner.buffer.labels).tolist() == [6] * 5  # greedily balanced
+
+
+def test_gdumb_without_reset_keeps_its_network():
+    inputs, labels = clusters()
+    learner = make("gdumb", reset=False)
+    learner.observe(inputs, labels)
+    learner.rehearse(Budget(4, 8))
+    after = learner.network.plastic.state_dict()["hidden.weight"].clone()
+    Rehearsal(learner, Budget(4, 8))
+    assert torch.equal(learner.network.plastic.state_dict()["hidden.weight"], after)
+
+
+def test_finetune_keeps_nothing_and_counts_on():
+    inputs, labels = clusters()
+    learner = make("finetune", capacity=50)
+    learner.observe(inputs[labels < 3], labels[labels < 3])
+    log = learner.rehearse(Budget(4, 8))
+    assert log.stored == 60 and len(learner.buffer) == 0 and learner.buffer.seen == learner.since == 60
+    learner.observe(inputs[labels >= 3], labels[labels >= 3])
+    assert set(learner.buffer.labels) == {3, 4} and learner.classes == [0, 1, 2, 3, 4]
+    learner.rehearse(Budget(4, 8))
+
+
+def test_offline_makes_its_passes_over_everything_and_takes_no_capacity():
+    inputs, labels = clusters()
+    learner = make("offline", "uniform", passes=3)
+    learner.observe(inputs, labels)
+    assert learner.rehearse(Budget(2, 10)).costs.updates == 30
+    assert learner.rehearse(Budget(50, 10)).costs.updates == 50  # a larger budget is not cut
+    with pytest.raises(GraspError, match="takes no capacity"):
+        make("offline", capacity=50)
+
+
+def test_the_scale_has_its_ends():
+    """Two sessions of well separated classes: without rehearsal the old classes are lost, with it they are not."""
+    inputs, labels = clusters(classes=6, per_class=60, spread=0.9)
+    test, answers = clusters(classes=6, per_class=60, spread=0.9, seed=0)[0] * 1.0, labels
+    score = {}
+    for name in learners.names():
+        learner = make(name, "uniform_balanced", None if name == "offline" else 120, lr=0.3)
+        for part in (labels < 3, labels >= 3):
+            learner.observe(inputs[part], labels[part])
+            learner.rehearse(Budget(60, 16))
+        score[name] = float((learner.predict(test) == answers).mean())
+    assert score["finetune"] < 0.7
+    for name in ("siesta", "derpp", "gdumb"):
+        assert score["finetune"] + 0.1 < score[name] <= score["offline"] + 0.02, score
+
+
+# -- every learner with every policy ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", policies.names())
+@pytest.mark.parametrize("kind", [Siesta, Derpp, GDumb, Finetune, Offline])
+def test_every_learner_runs_with_every_policy(kind, policy):
+    inputs, labels = clusters(per_class=10)
+    capacity = None if kind is Offline else 30
+    parameters = {"passes": 1.0} if kind is Offline else {}
+    learner = make(kind.name, policy, capacity, **parameters)
+    for part in (labels < 3, labels >= 3):
+        learner.observe(inputs[part], labels[part])
+        log = learner.rehearse(Budget(3, 8))
+        assert np.isfinite(log.losses).all()
+    assert set(learner.predict(inputs)) <= set(range(5))

@@ -1,0 +1,66 @@
+"""Networks by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from graspcl.errors import GraspError
+from graspcl.model import NETWORKS, CosineHead, SplitNetwork, make_network, small_network
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "efficientnet_lite0": {"split": 14, "pretrained": False},
+    "mobilenet_v3_large": {"split": 12},
+    "mobilevit_s": {"split": 9, "frozen_norm": "group"},
+    "small": {"split": 2, "pixels": 32},
+    "vector": {"dim": 6, "hidden": 7, "embedding": 5},
+}
+
+
+@pytest.mark.parametrize("name", sorted(NETWORKS))
+def test_every_name_makes_its_network(name: str) -> None:
+    net = make_network(name, classes=3, generator=seeded(), scale=4, **OPTIONS[name])
+    x = torch.zeros(1, 6) if name == "vector" else torch.zeros(1, 3, 32, 32, dtype=torch.uint8)
+    assert net(net.encode(x)).logits.shape == (1, 3)
+    assert net.head.sigma.item() == 4.0  # a whole number from a settings file is a scale too
+
+
+def test_options_reach_the_network() -> None:
+    a = make_network("small", classes=2, generator=seeded(3), split=0).state_dict()
+    b = small_network(classes=2, generator=seeded(3), split=0).state_dict()
+    assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("mobilvit_s", {}, "no network called 'mobilvit_s'; did you mean 'mobilevit_s'"),
+        ("xyz", {}, "valid names: efficientnet_lite0, .*timm:NAME"),
+        ("timm:", {}, "no network called"),
+        ("mobilenet_v3_large", {"spilt": 3}, "no option 'spilt'; did you mean 'split'"),
+        ("vector", {"dim": 4, "zzz": 1}, "no option 'zzz'; valid names: dim, dropout, embedding, hidden, scale$"),
+        ("vector", {}, "cannot be made: .*'dim'; its options are dim, hidden"),
+        ("small", {"split": "2"}, "network 'small' cannot be made"),
+        ("timm:resnet18", {"splitt": "layer3"}, "no option 'splitt'; did you mean 'split'"),
+        ("timm:resnet18", {}, "'split'"),
+    ],
+)
+def test_mistakes_name_what_would_be_right(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(GraspError, match=message):
+        make_network(name, generator=seeded(), **options)
+
+
+def test_a_network_of_ones_own_can_be_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    def mine(width: int = 4, *, classes: int, generator: torch.Generator) -> SplitNetwork:
+        return SplitNetwork(torch.nn.Flatten(), torch.nn.Identity(), CosineHead(width, classes, generator=generator))
+
+    monkeypatch.setitem(NETWORKS, "mine", mine)
+    net = make_network("mine", classes=2, width=9, generator=seeded())
+    assert net(net.encode(torch.ones(1, 3, 3))).logits.shape == (1, 2)
