@@ -27,6 +27,19 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"valid names: {', '.join(words)}"
 
 
+def expect(name: str, value: object, kind: type) -> None:
+    """Refuse a setting of another kind: a number where one is due, and nothing but true or false for a switch.
+
+    >>> expect("teacher", "no", bool)
+    Traceback (most recent call last):
+        ...
+    graspcl.errors.GraspError: teacher must be true or false, not 'no'
+    """
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (number if kind is float else isinstance(value, kind)):
+        raise GraspError(f"{name} must be {'true or false' if kind is bool else 'a number'}, not {value!r}")
+
+
 def require(module: str, extra: str) -> ModuleType:
     """Import an optional `module`, or say in one line which extra of graspcl brings it.
 

@@ -46,7 +46,7 @@ def decode_images(
     >>> decode_images([], 32).shape
     (0, 32, 32, 3)
     """
-    require("PIL.Image", "demo")
+    require("PIL.Image", "images")
     if pixels < 1:
         raise GraspError(f"pixels must be at least 1, not {pixels}")
     images = np.empty((len(sources), pixels, pixels, 3), dtype=np.uint8)

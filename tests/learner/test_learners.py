@@ -9,7 +9,7 @@ from graspcl.buffer import Buffer
 from graspcl.codec import Half
 from graspcl.errors import GraspError
 from graspcl.learner import Derpp, Finetune, GDumb, Offline, Optimiser, Rehearsal, Siesta, learners
-from graspcl.model import vector_network
+from graspcl.model import Execution, vector_network
 from graspcl.policy import Budget, policies
 from graspcl.testing import check_learner
 
@@ -213,6 +213,77 @@ def test_the_scale_has_its_ends():
     assert score["finetune"] < 0.7
     for name in ("siesta", "derpp", "gdumb"):
         assert score["finetune"] + 0.1 < score[name] <= score["offline"] + 0.02, score
+
+
+def test_a_budget_of_nothing_changes_nothing():
+    inputs, labels = clusters()
+    learner = make("gdumb")
+    learner.observe(inputs, labels)
+    learner.rehearse(Budget(20, 16))
+    before = learner.network.state_dict()["plastic.hidden.weight"].clone()
+    learner.rehearse(Budget(0, 8))
+    assert torch.equal(learner.network.state_dict()["plastic.hidden.weight"], before)
+
+
+def test_a_session_that_cannot_begin_leaves_the_network_as_it_was():
+    class Refusing(policies.get("uniform")):
+        def begin(self, session):
+            raise GraspError("not today")
+
+    learner = make("gdumb")
+    with pytest.raises(GraspError, match="the buffer is empty"):
+        learner.rehearse(Budget(2, 8))
+    inputs, labels = clusters()
+    learner.observe(inputs, labels)
+    learner.rehearse(Budget(20, 16))
+    before = {name: value.clone() for name, value in learner.network.state_dict().items()}
+    learner.policy = Refusing()
+    with pytest.raises(GraspError, match="not today"):
+        learner.rehearse(Budget(2, 8))
+    assert all(torch.equal(value, before[name]) for name, value in learner.network.state_dict().items())
+
+
+def test_a_session_goes_on_with_its_own_budget_and_learner_only():
+    inputs, labels = clusters()
+    learner, other = make("siesta"), make("gdumb")
+    learner.observe(inputs, labels)
+    state = Rehearsal(learner, Budget(4, 8)).state_dict()  # before the first step, too
+    again = Rehearsal(learner, Budget(4, 8), state)
+    again.step()
+    with pytest.raises(GraspError, match=r"begun with Budget\(updates=4"):
+        Rehearsal(learner, Budget(5, 8), state)
+    with pytest.raises(GraspError, match="another `reset`"):
+        other.load_state_dict(learner.state_dict())
+    with pytest.raises(GraspError, match="another `reset`"):
+        other.load_state_dict(make("gdumb", reset=False).state_dict())
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "message"),
+    [("derpp", {"teacher": "no"}, "teacher must be true or false"), ("gdumb", {"reset": 0}, "reset must be"),
+     ("offline", {"passes": "x"}, "passes must be a number"), ("derpp", {"alpha": True}, "alpha must be a number")],
+)  # fmt: skip
+def test_settings_of_the_wrong_kind_are_refused(name, parameters, message):
+    network = vector_network(4, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(GraspError, match=message):
+        learners.get(name)(network, Buffer(columns=Derpp.columns(3)), "grasp", **parameters)
+
+
+def test_devices_that_are_not_there_are_refused():
+    network = vector_network(4, generator=torch.Generator().manual_seed(0))
+    assert str(Siesta(network, Buffer(), "grasp", device="auto").device) in ("cpu", "cuda")
+    with pytest.raises(GraspError, match="cannot be used here"):
+        Siesta(network, Buffer(), "grasp", device="cuda:99")
+    with pytest.raises(GraspError, match="not both"):
+        Siesta(network, Buffer(), "grasp", device="cpu", execution=Execution())
+
+
+def test_passes_through_the_teacher_are_booked():
+    _, session, *_ = second_session(teacher=True)
+    while not session.done:
+        session.step()
+    old = int(session._rehearsed[:60].sum())
+    assert session.finish().costs.training_forward == 160 + old
 
 
 # -- every learner with every policy ---------------------------------------------------------------------------------

@@ -145,11 +145,7 @@ def test_nothing_has_cosine_0_with_everything() -> None:
 
 
 @NETWORKS
-@pytest.mark.parametrize("chunk", [4, 128])
-def test_full_gradients_are_those_of_a_loop(
-    make: Callable[[], nn.Module], chunk: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gradients, "_CHUNK", chunk)
+def test_full_gradients_are_those_of_backward(make: Callable[[], nn.Module]) -> None:
     network, (inputs, rows) = make().eval(), samples(9)
     (found,) = full_gradients(network, inputs, rows).factors
     torch.testing.assert_close(found, one_by_one(network, inputs, rows), atol=1e-5, rtol=1e-4)

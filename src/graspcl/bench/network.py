@@ -13,6 +13,7 @@ import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from graspcl.buffer import Buffer
@@ -92,12 +93,16 @@ def run(pixels: int = 224, compile: bool = False, images: int = 32, rounds: int 
 
 
 def show(rates: Iterable[Rate]) -> None:
-    """Print the rates as one table, which fills while they are measured."""
-    found: list[Rate] = []
-    with Live(console=Console(), auto_refresh=False) as live:
-        for rate in rates:
-            found.append(rate)
-            live.update(table(found), refresh=True)
+    """Print the rates as one table, which fills while they are measured; if stopped, with what there is by then."""
+    console, found = Console(), list[Rate]()
+    try:
+        with Live(console=console, auto_refresh=False, transient=True) as live:
+            for rate in rates:
+                found.append(rate)
+                live.update(table(found), refresh=True)
+    finally:
+        if found:
+            console.print(table(found))
 
 
 def table(rates: list[Rate]) -> Table:
@@ -105,7 +110,8 @@ def table(rates: list[Rate]) -> Table:
     cells = {(rate.what, rate.execution): rate for rate in rates}
     stages, executions = (list(dict.fromkeys(names)) for names in zip(*cells, strict=True))
     context = next((rate.detail for rate in rates if rate.value is not None), "")
-    result = Table(title=f"images/s (times {_BASE}); {context}", caption=_caption(rates), box=SIMPLE_HEAD)
+    title, caption = escape(f"images/s (times {_BASE}); {context}"), escape(_caption(rates))
+    result = Table(title=title, caption=caption, box=SIMPLE_HEAD)
     result.add_column("stage")
     for execution in executions:
         result.add_column(execution, justify="right")

@@ -83,11 +83,6 @@ class Buffer(Slots):
         return self._bound.given is None
 
     @property
-    def held(self) -> int:
-        """Samples that a buffer of this capacity would hold if it kept as many as it may of all it was offered."""
-        return self.seen if self.capacity is None else min(self.seen, self.capacity)
-
-    @property
     def nbytes(self) -> int:
         """Bytes that count against the capacity: codes, columns and metadata of what is stored, and the codec."""
         tables = 0 if self.codec is None else self.codec.nbytes
@@ -121,10 +116,11 @@ class Buffer(Slots):
 
     def decode(self, codes: Codes, device: torch.device | str = "cpu") -> torch.Tensor:
         """Inputs [n, …] of codes [n, …], on the device: only codes cross to it, unless they are objects."""
-        if isinstance(codes, np.ndarray):
-            assert self.codec is not None
+        import torch
+
+        if self.codec is not None and self._ragged:
             return self.codec.decode(codes).to(device, non_blocking=True)
-        codes = codes.to(device, non_blocking=True)
+        codes = torch.as_tensor(codes).to(device, non_blocking=True)
         return codes if self.codec is None else self.codec.decode(codes)
 
     def draw_seed(self) -> int:
@@ -158,7 +154,8 @@ class Buffer(Slots):
     ) -> Placed:
         """As `insert`, for a batch that is encoded already (`encode`)."""
         labels = checks.label_array(labels)
-        codes = checks.code_array(codes, len(labels), None if self._shape is None else self._storage["codes"])
+        stored = None if self._shape is None else self._storage["codes"]
+        codes = checks.code_array(codes, len(labels), stored, self._ragged)
         ids = self.seen + np.arange(len(labels)) if ids is None else checks.id_array(ids, len(labels))
         extra = checks.column_arrays(columns or {}, self._extra, len(labels), self.maintenance)
         if not len(labels):
@@ -170,17 +167,17 @@ class Buffer(Slots):
         self._make_room(codes, extra.get("lengths"), overflow)
         before, held, self.incoming = self.seen, self._count, extra
         self.maintenance.arriving(self, labels, self._rng)
-        slots = self.append(labels) if overflow else last_owner(self.maintenance.place(self, labels, self._rng))
+        append = overflow or self._by_length
+        slots = self.append(labels) if append else last_owner(self.maintenance.place(self, labels, self._rng))
         self.seen, self._overfull, self.incoming = before + len(labels), overflow, {}
         kept = slots >= 0
         values = {"codes": codes, "labels": labels, "ids": ids, "births": before + np.arange(len(labels)), **extra}
         for name, value in values.items():
             self._storage[name][slots[kept]] = value[kept] if not kept.all() else value
-        evicted = np.sort(slots[(slots >= 0) & (slots < held)])
-        if self._ragged and not overflow and self._bound.excess(self._count, self.nbytes):
-            self._shrink()
-            slots = positions(self.births, before + np.arange(len(labels)))
-        return Placed(slots, evicted)
+        if overflow or not self._by_length:
+            return Placed(slots, np.sort(slots[(slots >= 0) & (slots < held)]))
+        gone = self._shrink()
+        return Placed(positions(self.births, before + np.arange(len(labels))), gone[gone < held])
 
     def compress(self) -> Array:
         """Bring an overfull buffer back to its capacity; returns the slots, as they were, of the samples that went.
@@ -254,19 +251,31 @@ class Buffer(Slots):
             self._bound.settle(self._sample_bytes + int(np.ceil(every.mean())), tables)
         elif self._shape is None:
             self._bound.settle(self._sample_bytes, tables)
-        if self.capacity is None or overflow:
+        if self.capacity is None or overflow or self._by_length:
             self._storage.reserve(self._count + len(codes))
         else:
-            self._storage.reserve(max(self._count, self.capacity), exactly=True)
+            self._storage.reserve(self.capacity, exactly=True)
         self._shape = codes.shape[1:]
+
+    @property
+    def _by_length(self) -> bool:
+        """Whether how many samples fit depends on which: then all enter first, and the rule lets go of the excess."""
+        return self._ragged and self._bound.nbytes is not None
+
+    def _excess(self) -> int:
+        """How many samples too many there are; where lengths differ, if they were of mean length."""
+        if not self._by_length or not self._count:
+            return 0 if self.capacity is None else max(0, self._count - self.capacity)
+        tables = 0 if self.codec is None else self.codec.nbytes
+        over = self.nbytes - (self._bound.nbytes or 0)
+        return max(0, min(self._count - 1, -(-over * self._count // (self.nbytes - tables))))
 
     def _shrink(self) -> Array:
         """Let the rule discard what is too much; returns the slots, as they were, of the samples that went."""
-        before, excess = self.births.copy(), self._bound.excess(self._count, self.nbytes)
+        before, excess = self.births.copy(), self._excess()
         while True:
             self._close_gaps(self.maintenance.shrink(self, excess, self._rng))
-            # Samples of different lengths may take more than one round.
-            if not (excess := self._bound.excess(self._count, self.nbytes)):
+            if not (excess := self._excess()):  # samples of different lengths may take more than one round
                 break
         self.maintenance.renumbered(self)
         return np.flatnonzero(positions(self.births, before) < 0)

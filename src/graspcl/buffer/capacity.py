@@ -30,29 +30,22 @@ class Bound:
 
     >>> bound = Bound("1MB")
     >>> bound.settle(sample_bytes=968, codec_bytes=0)
-    >>> bound.samples, bound.excess(count=1500, nbytes=1_500_000)
-    (1000, 500)
+    >>> bound.samples, bound.nbytes
+    (1000, 1000000)
     """
 
     def __init__(self, given: int | str | None) -> None:
         self.given = given
         self.samples: int | None = None
-        self._bytes: int | None = None
+        self.nbytes: int | None = None
         if isinstance(given, str):
-            self._bytes = parse_bytes(given)  # a misspelt size is found here, not at the first insertion
+            self.nbytes = parse_bytes(given)  # a misspelt size is found here, not at the first insertion
         else:
             self.settle(0, 0)
 
     def settle(self, sample_bytes: int, codec_bytes: int) -> None:
         """Count in samples of this size, beside the codec's tables."""
         self.samples = capacity_in_samples(self.given, sample_bytes, codec_bytes)
-
-    def excess(self, count: int, nbytes: int) -> int:
-        """How many of `count` samples with `nbytes` bytes in all are too many; where only bytes are bounded, of mean
-        size."""
-        if self._bytes is None or self.samples is None:
-            return 0 if self.samples is None else max(0, count - self.samples)
-        return max(0, min(count - 1, -((self._bytes - nbytes) * count // nbytes))) if count else 0
 
 
 def parse_bytes(text: str) -> int:

@@ -72,9 +72,13 @@ def id_array(ids: Any, number: int) -> Array:
     return given.astype(np.int64)
 
 
-def code_array(codes: Any, number: int, stored: Array | None) -> Array:
+def code_array(codes: Any, number: int, stored: Array | None, ragged: bool = False) -> Array:
     """Codes of `number` samples, of the shape and kind of those `stored` already."""
-    given = np.ascontiguousarray(_numpy(codes))
+    if ragged:
+        given = np.empty(len(codes), object)
+        given[:] = list(codes)
+    else:
+        given = np.ascontiguousarray(_numpy(codes))
     if len(given) != number:
         raise GraspError(f"{len(given)} inputs came with {number} labels; there must be one label per input")
     if stored is not None and given.shape[1:] != stored.shape[1:]:

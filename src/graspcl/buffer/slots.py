@@ -115,6 +115,8 @@ class Slots:
         self.index.rename(source, target, self.labels[source].astype(np.int64))
         for name in self._storage:
             self._storage[name][target] = self._storage[name][source]
+        if self._ragged and self._count:
+            self._storage["codes"][left : self._count] = None  # else what is gone would stay in memory
         self._count = left
 
 

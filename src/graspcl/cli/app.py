@@ -10,6 +10,7 @@ from cyclopts import App, Parameter, validators
 from rich.console import Console
 
 import graspcl
+from graspcl.cli.base import base
 from graspcl.errors import GraspError
 
 app = App(
@@ -17,6 +18,7 @@ app = App(
     help="Continual learning by rehearsal: GRASP and the policies it is compared with.",
     version=graspcl.__version__,
 )
+app.command(base)
 Bench = Literal["selection", "insert", "decode", "session", "policies", "network", "all"]
 Stream = Literal["listings", "groceries"]
 AtLeastOne = Annotated[int, Parameter(validator=validators.Number(gte=1))]
@@ -113,7 +115,7 @@ def compare(
     compile
         Let torch.compile translate the plastic part: minutes at first, for long runs.
     device
-        cpu, cuda, mps or auto: the fastest there is.
+        cpu, cuda, or auto: cuda where there is one.
     workers
         Runs at the same time, each in a process of its own; by default one per core.
     out
@@ -137,10 +139,12 @@ def compare(
     with Bars(console) as bars, make_workers(workers, plugin) as processes:
         for memory, capacity in (("unbounded", None), ("bounded", setup.bounded)):
             held = replace(setup, defaults=setup.config(buffer=BufferConfig(capacity)))
-            memories[memory] = rows(run_all(held, choices, range(seeds), folder / memory, bars, processes))
+            fit = [choice for choice in choices if capacity is None or not choice.unbounded]
+            memories[memory] = rows(run_all(held, fit, range(seeds), folder / memory, bars, processes)) if fit else []
     console.print()
     console.print(policy_table(setup.title, memories, width=console.width))
-    console.print(bar_chart("α, bounded memory", {row.policy: row.mean("alpha") for row in memories["bounded"]}))
+    memory = "bounded" if memories["bounded"] else "unbounded"
+    console.print(bar_chart(f"α, {memory} memory", {row.policy: row.mean("alpha") for row in memories[memory]}))
     console.print(f"\nAll runs: {folder}", soft_wrap=True)
 
 
@@ -203,8 +207,8 @@ def parse_values(given: dict[str, dict[str, str]] | None) -> dict[str, dict[str,
 
 
 def parse_value(text: str) -> Any:
-    """A parameter's value as written on the command line: a number, true, false, none, or text."""
-    words = {"true": True, "false": False, "none": None}
+    """A parameter's value as written on the command line: a number, true or yes, false or no, none, or text."""
+    words = {"true": True, "yes": True, "false": False, "no": False, "none": None}
     if text.lower() in words:
         return words[text.lower()]
     for kind in (int, float):

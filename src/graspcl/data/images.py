@@ -61,7 +61,7 @@ class ImageFolder(Samples["torch.Tensor"]):
             raise GraspError(f"{path}: pixels must be at least 1, not {pixels}")
         if not 0 <= test_share < 1:
             raise GraspError(f"{path}: test_share must be at least 0 and below 1, not {test_share}")
-        require("PIL.Image", "demo")  # now, not after minutes of work
+        require("PIL.Image", "images")  # now, not after minutes of work
         tree = _open(Path(path))
         train, test = _splits(tree, test_split)
         options: dict[str, object] = {"pixels": pixels}

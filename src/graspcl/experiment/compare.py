@@ -32,10 +32,14 @@ class Choice:
     learner: str = "siesta"
     learner_parameters: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def unbounded(self) -> bool:
+        """Whether the learner keeps all it sees."""
+        return learners.get(self.learner).unbounded
+
     def config(self, setup: Setup, seed: int) -> Config:
         """The settings of a run."""
-        keeps_all = learners.get(self.learner).unbounded
-        buffer = replace(setup.defaults.buffer, capacity=None) if keeps_all else setup.defaults.buffer
+        buffer = replace(setup.defaults.buffer, capacity=None) if self.unbounded else setup.defaults.buffer
         return setup.config(
             policy=self.policy, policy_parameters=self.parameters, seed=seed, buffer=buffer,
             learner=self.learner, learner_parameters=self.learner_parameters,
@@ -106,10 +110,15 @@ def compare(
     What cannot work together is refused before anything is loaded.
     """
     together: dict[tuple[str, int], list[Config]] = {}  # runs that start from the same base
+    for choice in choices:
+        policies.create(choice.policy, **choice.parameters)
+    for choice in {choice.config(setup, 0).learner_label: choice for choice in choices}.values():
+        check(choice.config(setup, seed=0), setup)
+    for cache in (_latents, _start):
+        cache.cache_clear()  # of an earlier comparison in this process
     for seed in seeds:
         for choice in choices:
             config = choice.config(setup, seed)
-            check(config, setup)
             together.setdefault((config.learner_label, seed), []).append(config)
     setup.load(progress)  # from here on the cache has the latents
     title = f"{setup.name}: {len(choices)} policies x {len(seeds)} seeds"

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from graspcl.buffer import Buffer, Codes, rules
+from graspcl.buffer.capacity import capacity_in_samples
 from graspcl.codec import Codec
 from graspcl.errors import GraspError, nearest
 from graspcl.experiment.config import Config, as_plain
@@ -117,6 +118,7 @@ def run(
     learner.load_state_dict({**base, "policy": policy.state_dict()})
     labels, test_codes = latents.labels[latents.test], codes[latents.test]
     arrived = np.array([stream.arrival[int(label)] for label in labels])
+    fits = samples_within(config, learner, codes[latents.train])
     predictions = [_predict(learner, test_codes, arrived <= 0)]
     totals = {"updates": 0, "selection_seconds": 0.0, "training_seconds": 0.0, "coverage": 0.0}
     for chunk in stream:
@@ -125,7 +127,8 @@ def run(
             continue
         known = arrived <= chunk.session
         awake = _accuracy(_predict(learner, test_codes, known), labels, known)
-        budget = Budget.passes(config.budget.passes, learner.buffer.held, config.budget.batch_size)
+        held = learner.buffer.seen if fits is None else min(fits, learner.buffer.seen)
+        budget = Budget.passes(config.budget.passes, held, config.budget.batch_size)
         log = learner.rehearse(budget)
         predictions.append(_predict(learner, test_codes, known))
         asleep = _accuracy(predictions[-1], labels, known)
@@ -155,6 +158,22 @@ def _learner(config: Config, setup: Setup, codec: Codec, policy: Policy, classes
     rng = generator(config.seed, "policy")
     how = config.execution
     return learner(network, buffer, policy, config.optimiser, rng, execution=how, **config.learner_parameters)
+
+
+def samples_within(config: Config, learner: Learner, codes: Codes) -> int | None:
+    """How many of the samples `codes` the configured capacity has room for, None for all.
+
+    What a learner stores beside them (the logits of DER++) is left out: sessions of all learners are equally long.
+    """
+    own = learner.columns(1, **config.learner_parameters)
+    shapes = [column for name, column in learner.buffer.columns.items() if name not in own]
+    columns = sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in shapes)
+    codec = learner.buffer.codec
+    if codec is not None and isinstance(codes, np.ndarray):  # image files, each with a pointer and its length
+        size = int(np.ceil(codec.lengths(codes[:1000]).mean())) + 16
+    else:
+        size = codes[0].nbytes
+    return capacity_in_samples(config.buffer.capacity, size + columns, codec.nbytes if codec else 0)
 
 
 def _predict(learner: Learner, codes: Codes, known: Array) -> Array:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from graspcl.buffer import Buffer, Codes
+from graspcl.buffer import Buffer, Codes, checks
 from graspcl.buffer.checks import Columns
 from graspcl.errors import GraspError
 from graspcl.learner import rehearsal
@@ -31,7 +31,7 @@ class Learner:
 
     Labels are arbitrary integers; the head's rows stand in the order in which classes first arrived (`classes`).
     Every old sample the learner uses comes out of its buffer. `rng` (a generator or a seed) is the policy's.
-    `execution` (resolved) says how the network is executed, beyond the `device`.
+    `execution` says how the network is executed where that is more than the `device`, by default the CPU.
     """
 
     name: ClassVar[str] = ""
@@ -45,7 +45,7 @@ class Learner:
         policy: Policy | str = "grasp",
         optimiser: Optimiser | None = None,
         rng: np.random.Generator | int = 0,
-        device: torch.device | str = "cpu",
+        device: torch.device | str | None = None,
         execution: Execution | None = None,
     ) -> None:
         if buffer.codec is not None and buffer.codec.ragged and not network.veridical:
@@ -53,7 +53,9 @@ class Learner:
                 f"the buffer stores raw images (codec {type(buffer.codec).__name__}), but the network rehearses "
                 "latents: give veridical(network)"
             )
-        self.execution = execution or Execution(device=str(device))
+        if device is not None and execution is not None:
+            raise GraspError("give a learner a device or an execution (which names one), not both")
+        self.execution = (execution or Execution(device=str(device or "cpu"))).resolve()
         self.network = network.execute(self.execution).eval()
         self.buffer = buffer
         self.policy = policies.create(policy) if isinstance(policy, str) else policy
@@ -80,18 +82,36 @@ class Learner:
 
     def observe_codes(self, codes: Codes, labels: Any, ids: Any | None = None) -> None:
         """As `observe`, for inputs that went through the frozen part and the codec already (`encode`)."""
-        labels = np.asarray(labels)
-        self.buffer.insert_codes(codes, labels, ids, describe(self, codes, labels), overflow=self.offline)
+        # The buffer would refuse these too, but only after the network had failed.
+        labels = checks.label_array(labels)
+        checks.code_array(codes, len(labels), self.buffer["codes"] if len(self.buffer) else None, self._ragged)
+        known, looked = describe(self, codes, labels), self.look(codes)
+        self.buffer.insert_codes(codes, labels, ids, known, overflow=self.offline)
         self.meet(labels)
-        self.learn_online(codes, torch.as_tensor(labels, dtype=torch.int64, device=self.device))
+        self.learn_online(looked, torch.as_tensor(labels, dtype=torch.int64, device=self.device))
 
-    def learn_online(self, codes: Codes, labels: torch.Tensor) -> None:
+    def look(self, codes: Codes) -> Any:
+        """What `learn_online` wants to know of new samples, before they are stored; by default nothing.
+
+        Image files are decoded even so: one that cannot be read is refused here, not found in a session to come.
+        """
+        if self._ragged:
+            for begin in range(0, len(codes), _CHUNK):
+                self.buffer.decode(codes[begin : begin + _CHUNK])
+
+    def learn_online(self, looked: Any, labels: torch.Tensor) -> None:
         """What a learner does with new samples beside storing them; by default nothing."""
+
+    @property
+    def _ragged(self) -> bool:
+        return self.buffer.codec is not None and self.buffer.codec.ragged
 
     def encode(self, inputs: Any) -> Codes:
         """Raw inputs [n, …] to codes [n, …] as they are stored."""
-        if self.buffer.codec is not None and self.buffer.codec.ragged:
+        if self._ragged:
             return self.buffer.encode(inputs)
+        if not isinstance(inputs, torch.Tensor):
+            inputs = checks.finite_tensor(inputs)
         return self.buffer.encode(self.network.encode(inputs.to(self.device)))
 
     # -- offline ---------------------------------------------------------------------------------------------------
@@ -170,8 +190,18 @@ class Learner:
             "rng": rng_state(self.rng),
         }
 
+    @property
+    def state_keys(self) -> set[str]:
+        """What `state_dict` has."""
+        return {"network", "classes", "since", "buffer", "policy", "rng"}
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` gave, into a learner made with the same settings."""
+        if (own := self.state_keys) != state.keys():
+            raise GraspError(
+                f"this is not the state of a learner {self.name or type(self).__name__!r} with these settings: "
+                f"it differs in {', '.join(sorted(own ^ state.keys()))}"
+            )
         self.network.load_state_dict(state["network"])
         self.classes, self.since = list(state["classes"]), int(state["since"])
         self._map_classes()

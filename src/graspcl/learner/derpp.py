@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from graspcl.buffer import Codes
 from graspcl.buffer.checks import Columns
-from graspcl.errors import GraspError
+from graspcl.errors import GraspError, expect
 from graspcl.learner.base import Learner, learners
 from graspcl.learner.rehearsal import Batch
 from graspcl.policy import Costs
@@ -44,10 +44,14 @@ class Derpp(Learner):
 
     def __init__(self, *args: Any, alpha: float = 0.1, beta: float = 0.9, teacher: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        expect("alpha", alpha, float)
+        expect("beta", beta, float)
+        expect("teacher", teacher, bool)
         if alpha < 0 or beta < 0:
             raise GraspError(f"alpha and beta weigh terms of a loss: 0 or more, not {alpha} and {beta}")
         self.alpha, self.beta, self.teacher = alpha, beta, teacher
         self._teacher: dict[str, torch.Tensor] = {}  # weights, during a session
+        self._taught_samples = 0  # passes through the teacher, booked when the session ends
         if not teacher and not {"logits", "known"} <= self.buffer.columns.keys():
             raise GraspError(
                 "DER++ stores logits with the samples: make the buffer with columns=Derpp.columns(classes), where "
@@ -89,6 +93,7 @@ class Derpp(Learner):
     def _drift(self, batch: Batch, old: torch.Tensor) -> torch.Tensor:
         """Mean squared difference of the logits to those held on to, over the samples `old` [n]."""
         if self.teacher:
+            self._taught_samples += int(old.sum())
             return F.mse_loss(batch.outputs.logits[old], self._taught(batch.inputs[old]))
         logits = batch.outputs.logits[old]
         slots = batch.slots[old.numpy(force=True)]
@@ -104,7 +109,8 @@ class Derpp(Learner):
         return logits
 
     def end_session(self, costs: Costs) -> None:
-        self._teacher = {}
+        costs.training_forward += self._taught_samples
+        self._teacher, self._taught_samples = {}, 0
         self.buffer.compress()  # first: logits of what is not kept would be in vain
         if not self.teacher:
             self._store_logits(np.flatnonzero(self.buffer.births >= self.since))
@@ -122,8 +128,14 @@ class Derpp(Learner):
             self.buffer["known"][part] = logits.shape[1]
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "teacher": {name: value.clone() for name, value in self._teacher.items()}}
+        teacher = {name: value.clone() for name, value in self._teacher.items()}
+        return {**super().state_dict(), "teacher": teacher, "taught": self._taught_samples}
+
+    @property
+    def state_keys(self) -> set[str]:
+        return {*super().state_keys, "teacher", "taught"}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
+        self._taught_samples = int(state["taught"])
         self._teacher = {name: value.to(self.device).clone() for name, value in state["teacher"].items()}

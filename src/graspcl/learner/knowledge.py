@@ -44,8 +44,6 @@ def describe(learner: Learner, codes: Codes, labels: Any) -> dict[str, torch.Ten
     wanted = buffer.maintenance.columns - buffer.maintenance.fills
     if not wanted or not len(codes):
         return {}
-    labels = checks.label_array(labels)  # the buffer would refuse these too, but only after the network had failed
-    checks.code_array(codes, len(labels), buffer["codes"] if len(buffer) else None)
     known: dict[str, torch.Tensor] = {}
     if "embedding" in wanted:
         known["embedding"] = learner.outputs(codes, "embedding")

@@ -36,6 +36,11 @@ class Loader:
         if self._thread is not None and slots is not None and len(slots):
             self._ahead = slots, self._thread.submit(self._buffer.fetch, slots, self._device)
 
+    def close(self) -> None:
+        """Let go of the background thread."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+
     def fetch(self, slots: Array) -> Fetched:
         """Inputs [n, …] and labels [n] of `slots` [n]."""
         ahead, self._ahead = self._ahead, None

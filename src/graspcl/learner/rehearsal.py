@@ -15,7 +15,7 @@ from graspcl.errors import GraspError
 from graspcl.learner.loader import Loader
 from graspcl.model import Outputs
 from graspcl.policy import Budget, Costs, Session, batches
-from graspcl.policy.batches import selecting
+from graspcl.policy.batches import begin, check_stored, selecting
 from graspcl.policy.session import SampleOutputs
 from graspcl.random import restore_rng, rng_state
 
@@ -78,15 +78,25 @@ class Rehearsal:
         # If the loss runs away, the learner goes back to what it knew before the session.
         self._before = {name: value.clone() for name, value in learner.network.state_dict().items()}
         self._rng_before = rng_state(learner.rng)
-        if state is None:
+        check_stored(self.session)
+        if state is None and budget.updates:
             learner.begin_session()
         self._optimizer = learner.optimiser.build(learner.network.plastic_parameters())
         self._scheduler = learner.optimiser.scheduler(self._optimizer, budget.updates)
         self._scaler = learner.execution.scaler()
-        if state is not None:
+        if state is None:
+            self._begin()
+        else:
             self._load(state)
         self._loader = Loader(learner.buffer, learner.device)
-        self._batches = batches(learner.policy, self.session, begun=None if state is None else self.updates)
+        self._batches = batches(learner.policy, self.session, begun=self.updates)
+
+    def _begin(self) -> None:
+        try:
+            begin(self.learner.policy, self.session)
+        except BaseException:
+            self._undo()
+            raise
 
     @property
     def done(self) -> bool:
@@ -95,6 +105,13 @@ class Rehearsal:
 
     def step(self) -> None:
         """Select a mini-batch and update the plastic part on it."""
+        try:
+            self._step()
+        except BaseException:
+            self._loader.close()
+            raise
+
+    def _step(self) -> None:
         learner, costs = self.learner, self.session.costs
         self.session.lr = float(self._optimizer.param_groups[-1]["lr"])
         slots = next(self._batches)
@@ -125,14 +142,18 @@ class Rehearsal:
         """End the session: the learner's buffer is compressed and all its samples count as old from now on."""
         learner = self.learner
         learner.network.eval()
+        self._loader.close()
         stored, nbytes = len(learner.buffer), learner.buffer.nbytes
+        begin = time.perf_counter()
         learner.end_session(self.session.costs)
+        self.session.costs.training_seconds += time.perf_counter() - begin
         losses = torch.stack(self._losses).float().numpy(force=True) if self._losses else np.empty(0, np.float32)
         return SessionLog(losses, self._rehearsed, self.session.costs, stored, nbytes)
 
     def state_dict(self) -> dict[str, Any]:
         """What the learner's own state does not hold of a session under way."""
         return {
+            "budget": asdict(self.budget),
             "updates": self.updates,
             "losses": torch.stack(self._losses).cpu() if self._losses else torch.empty(0),
             "rehearsed": self._rehearsed.copy(),
@@ -145,6 +166,8 @@ class Rehearsal:
         }
 
     def _load(self, state: dict[str, Any]) -> None:
+        if state["budget"] != asdict(self.budget):
+            raise GraspError(f"the session was begun with {Budget(**state['budget'])}, not {self.budget}")
         self.updates = int(state["updates"])
         self._losses = list(torch.as_tensor(state["losses"]).to(self.learner.device))
         self._rehearsed = np.array(state["rehearsed"])
@@ -159,14 +182,17 @@ class Rehearsal:
         recent = torch.stack(self._losses[-_CHECK_EVERY:])
         if recent.isfinite().all():
             return
-        self.learner.network.load_state_dict(self._before)
-        self.learner.network.eval()
-        restore_rng(self.learner.rng, self._rng_before)
+        self._undo()
         at = self.updates - len(recent) + int((~recent.isfinite()).nonzero()[0])
         raise GraspError(
             f"the loss became {recent[~recent.isfinite()][0].item()} at update {at} of {self.budget.updates}; "
             f"lower the learning rate ({self.learner.optimiser.lr}). The network is as it was before the session"
         )
+
+    def _undo(self) -> None:
+        self.learner.network.load_state_dict(self._before)
+        self.learner.network.eval()
+        restore_rng(self.learner.rng, self._rng_before)
 
 
 def _feedback(batch: Batch) -> SampleOutputs:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from graspcl.errors import GraspError
+from graspcl.errors import GraspError, expect
 from graspcl.learner.base import Learner, learners
 from graspcl.policy import Budget
 
@@ -21,12 +21,17 @@ class Restarting(Learner):
 
     def __init__(self, *args: Any, reset: bool = True, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        expect("reset", reset, bool)
         self.reset = reset
         self._made = self._weights() if reset else {}
 
     def _weights(self) -> dict[str, torch.Tensor]:
-        learns = dict(self.network.plastic_parameters())
-        return {name: value.detach().clone() for name, value in learns.items() if not name.startswith("head.")}
+        """All but the head, and but the state of random generators, which go on."""
+        return {
+            name: value.clone()
+            for name, value in self.network.state_dict().items()
+            if not name.startswith("head.") and not name.endswith("_extra_state")
+        }
 
     def begin_session(self) -> None:
         if not self.reset:
@@ -37,7 +42,13 @@ class Restarting(Learner):
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "made": {name: value.clone() for name, value in self._made.items()}}
 
+    @property
+    def state_keys(self) -> set[str]:
+        return {*super().state_keys, "made"}
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self._made.keys() != state.get("made", {}).keys():
+            raise GraspError("the state is of a learner with another `reset`, or of another network")
         super().load_state_dict(state)
         self._made = {name: value.to(self.device).clone() for name, value in state["made"].items()}
 
@@ -80,6 +91,7 @@ class Offline(Restarting):
 
     def __init__(self, *args: Any, passes: float = 10.0, reset: bool = True, **kwargs: Any) -> None:
         super().__init__(*args, reset=reset, **kwargs)
+        expect("passes", passes, float)
         self.passes = passes
         if not self.buffer.unbounded:
             raise GraspError("offline training keeps everything it has seen: its buffer takes no capacity")

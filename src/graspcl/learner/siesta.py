@@ -35,10 +35,13 @@ class Siesta(Learner):
         self._counts = torch.zeros(0, dtype=torch.float64, device=self.device)
         self._awake = torch.zeros(0, dtype=torch.bool, device=self.device)  # rows the wake phase still owns
 
-    def learn_online(self, codes: Codes, labels: torch.Tensor) -> None:
+    def look(self, codes: Codes) -> torch.Tensor:
+        return self.outputs(codes, "features").double()
+
+    def learn_online(self, looked: torch.Tensor, labels: torch.Tensor) -> None:
         rows = self.rows(labels)
         self._grow(len(self.classes))
-        self._sums.index_add_(0, rows, self.outputs(codes, "features").double())
+        self._sums.index_add_(0, rows, looked)
         self._counts.index_add_(0, rows, torch.ones_like(rows, dtype=torch.float64))
         fresh = torch.unique(rows)
         fresh = fresh[self._awake[fresh]]
@@ -58,6 +61,10 @@ class Siesta(Learner):
     def state_dict(self) -> dict[str, Any]:
         means = {"sums": self._sums.clone(), "counts": self._counts.clone(), "awake": self._awake.clone()}
         return {**super().state_dict(), "means": means}
+
+    @property
+    def state_keys(self) -> set[str]:
+        return {*super().state_keys, "means"}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)

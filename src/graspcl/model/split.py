@@ -102,8 +102,7 @@ class SplitNetwork(nn.Module):
         """Be executed like this from now on: device, precision, compiled or not; returns itself."""
         self.execution = execution
         execution.prepare(self)
-        if execution.compile:
-            self.plastic.compile()
+        execution.compiled(self.plastic)
         return self
 
     def plastic_parameters(self) -> list[tuple[str, nn.Parameter]]:

@@ -24,20 +24,30 @@ def batches(policy: Policy, session: Session, begun: int | None = None) -> Itera
 
     `begun` is the number of mini-batches already taken when an interrupted session goes on with a restored policy.
     """
-    session.needs = policy.needs | {"labels"}
-    if not len(session.buffer) and session.budget.samples:
-        raise GraspError("the buffer is empty: there is nothing to rehearse")
-    policy.warm_up()
     if begun is None:
-        with selecting(session):
-            policy.begin(session)
-    session.begun = True
+        begin(policy, session)
+    session.needs, session.begun = policy.needs | {"labels"}, True
     n = session.budget.batch_size
     for _ in range(begun or 0, session.budget.updates):
         with selecting(session):
             slots = np.asarray(policy.select(session, n))
         _check_slots(policy, slots, n, len(session.buffer))
         yield slots.astype(np.int64)
+
+
+def begin(policy: Policy, session: Session) -> None:
+    """What comes before the first mini-batch."""
+    session.needs = policy.needs | {"labels"}
+    check_stored(session)
+    policy.warm_up()
+    with selecting(session):
+        policy.begin(session)
+
+
+def check_stored(session: Session) -> None:
+    """Refuse to rehearse from nothing."""
+    if not len(session.buffer) and session.budget.samples:
+        raise GraspError("the buffer is empty: there is nothing to rehearse")
 
 
 def _check_slots(policy: Policy, slots: Array, n: int, stored: int) -> None:

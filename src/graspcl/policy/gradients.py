@@ -9,7 +9,6 @@ from torch import nn
 
 from graspcl.errors import GraspError
 
-_CHUNK = 128  # samples that full gradients take at once: the activations of all of them are held in memory
 _BLOCK = 2048  # rows of a product that is summed up at once
 
 
@@ -83,14 +82,16 @@ def full_gradients(network: nn.Module, inputs: torch.Tensor, rows: torch.Tensor)
 
     n · P numbers: policies that ask for them ask for few samples at a time.
     """
-    weights = _learning(network)
-
-    def loss(parameters: dict[str, torch.Tensor], one: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
-        logits = torch.func.functional_call(network, parameters, (one[None],)).logits
-        return torch.nn.functional.cross_entropy(logits, row[None])
-
-    each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0), chunk_size=_CHUNK)(weights, inputs, rows)
-    return Gradients(torch.cat([part.reshape(len(inputs), -1) for part in each.values()], dim=1))
+    weights = {name: value.requires_grad_() for name, value in _learning(network).items()}
+    found = []
+    with torch.enable_grad():
+        # One after the other: what vectorises over samples (vmap) does not know every layer, such as channels-last.
+        for one, row in zip(inputs, rows, strict=True):
+            logits = torch.func.functional_call(network, weights, (one[None],)).logits
+            loss = torch.nn.functional.cross_entropy(logits, row[None])
+            slopes = torch.autograd.grad(loss, list(weights.values()), allow_unused=True, materialize_grads=True)
+            found.append(torch.cat([slope.reshape(-1) for slope in slopes]))
+    return Gradients(torch.stack(found))
 
 
 def losses_after_step(

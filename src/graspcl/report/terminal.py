@@ -58,7 +58,9 @@ def policy_table(
         cells = []
         for memory, by_policy in found.items():
             for name in ("mu_all", "alpha"):
-                row = by_policy[policy]
+                if (row := by_policy.get(policy)) is None:
+                    cells.append("–")
+                    continue
                 text = f"{row.mean(name):.2f}{_spread(row, name, 2, width)}"
                 cells.append(f"[bold]{text}[/bold]" if row.mean(name) == best[memory, name] else text)
         table.add_row(escape(policy), *cells, f"{times[policy]:.2f}" if policy in times else "–")
@@ -86,7 +88,7 @@ def _spread(row: Row, name: str, digits: int, width: int) -> str:
 
 
 def relative_times(memories: Mapping[str, Sequence[Row]], baseline: str) -> dict[str, float]:
-    """Session time of each policy over that of the baseline; empty without a baseline.
+    """Session time of each policy over that of the baseline, with the same learner; left out without one.
 
     All make the same updates, so a policy's session takes 1 + selection / training of the time of training alone. The
     ratio is taken within each run, where whatever else the machine did meanwhile cancels out.
@@ -96,7 +98,8 @@ def relative_times(memories: Mapping[str, Sequence[Row]], baseline: str) -> dict
         times = zip(row.values["selection_seconds"], row.values["training_seconds"], strict=True)
         shares.setdefault(row.policy, []).extend(1 + select / train if train else 1.0 for select, train in times)
     mean = {policy: sum(values) / len(values) for policy, values in shares.items()}
-    return {policy: value / mean[baseline] for policy, value in mean.items()} if baseline in mean else {}
+    of = {policy: f"{policy.rpartition(' + ')[0]} + {baseline}" if " + " in policy else baseline for policy in mean}
+    return {policy: value / mean[of[policy]] for policy, value in mean.items() if of[policy] in mean}
 
 
 def bar_chart(title: str, values: Mapping[str, float], width: int = 50) -> Table:
