@@ -38,7 +38,7 @@ HEAVY = {
     "rich": {"report", "cli", "bench"},
     "cyclopts": {"cli"},
 }
-OPEN = {"errors", "registry", "random", "machine", "images"}
+OPEN = {"errors", "files", "registry", "random", "machine", "images"}
 
 
 def imports(path):

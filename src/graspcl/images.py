@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,15 @@ def decode_image(source: Source, pixels: int, name: str = "") -> Pixels:
 
 
 def decode_images(
-    sources: Sequence[Source], pixels: int, threads: int | None = None, names: Sequence[str] | None = None
+    sources: Sequence[Source],
+    pixels: int,
+    threads: int | None = None,
+    names: Sequence[str] | None = None,
+    whole: bool = False,
 ) -> Pixels:
     """n images as RGB uint8 [n, pixels, pixels, 3], decoded like `decode_image` in `threads` threads (None: all cores).
+
+    With `whole` all of the shorter side is kept, without a margin.
 
     >>> decode_images([], 32).shape
     (0, 32, 32, 3)
@@ -51,23 +58,28 @@ def decode_images(
         raise GraspError(f"pixels must be at least 1, not {pixels}")
     images = np.empty((len(sources), pixels, pixels, 3), dtype=np.uint8)
     names = [""] * len(sources) if names is None else names
+    decode = partial(_decode, whole=whole)
     workers = min(cores() if threads is None else max(1, threads), len(sources))
     if workers <= 1:
         for work in zip(sources, names, images, strict=True):
-            _decode(*work)
+            decode(*work)
         return images
     with ThreadPoolExecutor(workers) as pool:  # Pillow lets go of the interpreter while it decodes and resizes
-        list(pool.map(_decode, sources, names, images))
+        list(pool.map(decode, sources, names, images))
     return images
 
 
-def _decode(source: Source, name: str, out: Pixels) -> None:
+def _decode(source: Source, name: str, out: Pixels, whole: bool) -> None:
     """Write the image in `source` to `out` [pixels, pixels, 3]."""
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     pixels = len(out)
     try:
         with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+            if whole:
+                image.draft("RGB", (pixels, pixels))
+                out[:] = np.asarray(ImageOps.fit(_as_rgb(image), (pixels, pixels), Image.Resampling.BICUBIC))
+                return
             shorter = min(image.size)
             target = min(max(shorter, pixels), round(_MARGIN * pixels))
             # A JPEG is decoded at half its size or less where that is still large enough.

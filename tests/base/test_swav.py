@@ -297,3 +297,15 @@ def test_features_learned_without_labels_are_better_than_random_ones(seed: int) 
     before, after, one = learned(64, width=16, seed=seed, epochs=15)
     assert one.log[-1].prototypes >= 50
     assert after > before + 0.1  # 0.30 to 0.39 random, 0.53 learned (measured, three seeds)
+
+
+def test_three_images_in_batches_of_two_and_a_neck_of_another_width() -> None:
+    body = tiny()
+    images = torch.randint(256, (3, 3, 16, 16), generator=seeded(0)).to(torch.uint8)
+    width = body(body.encode(images)).embedding.shape[1]
+    with torch.random.fork_rng():
+        neck = torch.nn.Linear(width, 5)
+    network = SplitNetwork.of(body.frozen, body.plastic, images.float(), generator=seeded(0), neck=neck)
+    log = SwavTrainer(network, lambda i: images[i], range(3), settings(epochs=1, batch_size=2, small_views=1)).run()
+    assert math.isfinite(log[0].loss)
+    assert all(parameter.grad is None for parameter in network.parameters())

@@ -14,7 +14,7 @@ from torch import nn
 from graspcl.base import load_codec, load_weights, read_header, read_weights, save_weights
 from graspcl.codec import OPQ, Half
 from graspcl.errors import GraspError
-from graspcl.model import mobilenet_v3_large
+from graspcl.model import SplitNetwork, mobilenet_v3_large, veridical
 
 
 def weights_of(network: nn.Module) -> dict[str, torch.Tensor]:
@@ -227,3 +227,29 @@ def test_a_real_network(tmp_path: Path) -> None:
     # Split later, layers that have GroupNorm here would need the statistics of BatchNorm.
     with pytest.raises(GraspError, match=r"lacks 18 tensors \(frozen.layer8.*running_mean"):
         load_weights(mobilenet_v3_large(classes=3, split=10, generator=seeded(2)), tmp_path / "a")
+
+
+@pytest.mark.parametrize("size", [2, 10, 100, 400])
+@pytest.mark.parametrize("old", [False, True])
+def test_a_state_dict_cut_short_is_named(tmp_path: Path, size: int, old: bool) -> None:
+    path = tmp_path / "cut.pth"
+    torch.save(tiny().state_dict(), path, _use_new_zipfile_serialization=not old)
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(GraspError, match=r"cut\.pth"):
+        load_weights(tiny(), path)
+
+
+def test_a_file_fits_the_veridical_form(tmp_path: Path) -> None:
+    network, other = (mobilenet_v3_large(generator=seeded(seed)) for seed in (0, 1))
+    save_weights(network, tmp_path / "base.safetensors")
+    load_weights(veridical(other), tmp_path / "base.safetensors")
+    images = torch.zeros(1, 3, 32, 32, dtype=torch.uint8)
+    network, other = network.eval(), other.eval()
+    assert torch.equal(network(network.encode(images)).embedding, other(other.encode(images)).embedding)
+
+
+def test_shared_layers_are_saved(tmp_path: Path) -> None:
+    layer = nn.Linear(4, 4)
+    network = SplitNetwork.of(nn.Identity(), nn.Sequential(layer, layer), torch.zeros(1, 4), generator=seeded(0))
+    save_weights(network, tmp_path / "shared.safetensors")
+    load_weights(network, tmp_path / "shared.safetensors")

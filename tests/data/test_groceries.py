@@ -104,3 +104,12 @@ def test_a_damaged_photo_is_named(damage: Any) -> None:
 def test_pixels_must_be_positive() -> None:
     with pytest.raises(GraspError, match="pixels must be at least 1, not 0"):
         Groceries(pixels=0)
+
+
+def test_the_codec_of_image_files_sees_the_same_pixels(groceries: Groceries) -> None:
+    """Latent and veridical rehearsal of the photos differ in what is stored, not in what is seen."""
+    from graspcl.codec import Encoded
+
+    some = groceries.train[:6]
+    codec = Encoded(groceries.read(some).shape[-1], whole=True)
+    assert (codec.decode(codec.encode(groceries.encoded(some))) == groceries.read(some)).all()

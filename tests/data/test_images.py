@@ -468,3 +468,28 @@ def test_miniplaces_zips_are_long_tailed() -> None:
     sizes = dict(zip(images.classes, np.bincount(images.labels[images.train]), strict=True))
     assert sizes == {row[1]: int(row[2]) for row in rows}
     assert images.read(images.test[:3]).shape == (3, 3, 112, 112)
+
+
+def test_a_folder_around_everything_is_not_a_class(split: Path, tmp_path: Path) -> None:
+    plain = ImageFolder(split)
+    archive = pack(split, tmp_path / "download.zip", wrap="tiny/")
+    assert ImageFolder(archive).classes == plain.classes and len(ImageFolder(archive).test) == len(plain.test)
+    outer = tmp_path / "outer"
+    outer.mkdir()
+    shutil.copytree(split, outer / "tiny")
+    assert ImageFolder(outer).classes == plain.classes
+
+
+def test_links_to_folders_of_the_same_name(split: Path, tmp_path: Path) -> None:
+    for part in ("train", "val"):
+        shutil.copytree(split / part, tmp_path / part / "images")
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    for part in ("train", "val"):
+        (linked / part).symlink_to(tmp_path / part / "images")
+    assert ImageFolder(linked).ids.tolist() == ImageFolder(split).ids.tolist()
+
+
+def test_a_damaged_split_that_is_not_used_does_not_matter(split: Path) -> None:
+    (split / "test.zip").write_bytes(b"no zip file")
+    assert len(ImageFolder(split).test)

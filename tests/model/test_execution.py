@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import os
+import shutil
 import subprocess
 import sys
 from collections import OrderedDict
@@ -186,8 +187,6 @@ def test_auto_takes_what_is_there() -> None:
     resolved = Execution().resolve()
     if torch.cuda.is_available():
         assert resolved.device == "cuda"
-    elif torch.backends.mps.is_available():
-        assert resolved.device == "mps"
     else:
         assert resolved == CPU
     assert resolved.resolve() == resolved
@@ -231,11 +230,9 @@ def test_nothing_is_compiled_unasked() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="needs a C++ compiler")
 def test_compiled_code_gives_the_same() -> None:
-    try:
-        execution = Execution(compile=True, device="cpu").resolve()
-    except GraspError as error:
-        pytest.skip(str(error))
+    execution = Execution(compile=True, device="cpu").resolve()
     plain, compiled = small_network().eval(), small_network().eval()
     random_state, keys, latents = torch.get_rng_state(), list(plain.state_dict()), plain.encode(images())
     assert execution.compiled(compiled.plastic) is compiled.plastic

@@ -103,7 +103,7 @@ def random_blur(images: Tensor, rng: np.random.Generator, probability: float = 0
     kernel = F.normalize(torch.exp(-0.5 * (steps / sigma[:, None]) ** 2), p=1.0, dim=1).repeat_interleave(3, 0)
     # Every image as three channels of one, so that each has a kernel of its own; first down, then across.
     at = torch.from_numpy(chosen).to(images.device)
-    stacked = F.pad(images[at], (reach,) * 4, mode="reflect").reshape(1, 3 * number, height + 2 * reach, -1)
+    stacked = F.pad(images[at], (reach,) * 4, mode="replicate").reshape(1, 3 * number, height + 2 * reach, -1)
     stacked = F.conv2d(stacked, kernel[:, None, :, None], groups=3 * number)
     stacked = F.conv2d(stacked, kernel[:, None, None, :], groups=3 * number)
     return images.index_copy(0, at, stacked.reshape(number, 3, height, width))

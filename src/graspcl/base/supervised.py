@@ -85,9 +85,7 @@ class SupervisedTrainer(Trainer[SupervisedSettings]):
                 x, targets = mixup(x, targets, self.rng, s.mixup_alpha)
             else:
                 x, targets = cutmix(x, targets, self.rng, s.cutmix_alpha)
-        # Not `encode`, which keeps gradients away from the frozen part.
-        latents = self.network.frozen(x) if s.part == "all" else self.network.encode(x)
-        logits = self.network(latents).logits
+        logits = self.network(self.network.encode(x, learn=s.part == "all")).logits
         # Of a mixture of two classes, the share of the one that is predicted is right.
         right = targets.gather(1, logits.argmax(1, keepdim=True)).sum()
         return F.cross_entropy(logits, targets), right

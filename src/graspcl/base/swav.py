@@ -142,7 +142,10 @@ class SwavTrainer(Trainer[SwavSettings]):
         super().__init__(network, read, indices, settings or SwavSettings(), rng)
         s = self.settings
         generator = torch.Generator().manual_seed(int(self.rng.integers(2**63)))
-        self.head = SwavHead(network.head.features, s, generator).to(self.device)
+        network.eval()
+        with torch.no_grad():  # a neck may change the width: one example shows that of the embedding
+            example = network(network.encode(read(self.indices[:1]).float().to(self.device)))
+        self.head = SwavHead(example.embedding.shape[1], s, generator).to(self.device)
         body = network.parameters() if s.part == "all" else (p for _, p in network.plastic_parameters())
         own = {id(p) for p in network.head.parameters()}
         learned = [p for p in (*body, *self.head.parameters()) if id(p) not in own]
@@ -173,7 +176,7 @@ class SwavTrainer(Trainer[SwavSettings]):
     def update(self) -> None:
         if len(self.log) < self.settings.frozen_prototypes:
             self.head.prototypes.grad = None
-        self.optimizer.step()
+        super().update()
         self.head.normalise()
 
     def _views(
@@ -182,8 +185,8 @@ class SwavTrainer(Trainer[SwavSettings]):
         """Projections and scores of `number` random views of each image, in one pass through the network."""
         x = random_views(images.repeat(number, 1, 1, 1), pixels, self.rng, scale)
         x = random_blur(random_colours(x, self.rng, self.settings.colours), self.rng, self.settings.blur)
-        latents = self.network.frozen(x) if self.settings.part == "all" else self.network.encode(x)
-        z, scores = self.head(self.network.plastic(latents))
+        latents = self.network.encode(x, learn=self.settings.part == "all")
+        z, scores = self.head(self.network(latents).embedding)
         return list(z.chunk(number)), list(scores.chunk(number))
 
     def _codes(self, view: int, z: Tensor, scores: Tensor) -> Tensor:

@@ -82,6 +82,7 @@ class Trainer(ABC, Generic[S]):
         self.rng = np.random.default_rng(rng)
         self.log: list[Epoch] = []
         self.device = next(network.parameters()).device
+        self.scaler = network.execution.scaler()
 
     optimizer: torch.optim.Optimizer
 
@@ -105,7 +106,9 @@ class Trainer(ABC, Generic[S]):
 
     def _epoch(self, on_batch: Callable[[int], None]) -> Epoch:
         begin, number = time.perf_counter(), len(self.indices)
-        batches = np.array_split(self.rng.permutation(number), math.ceil(number / self.settings.batch_size))
+        # No batch of one, of which BatchNorm has no variance: so one may have a sample more than batch_size.
+        parts = max(1, min(math.ceil(number / self.settings.batch_size), number // 2))
+        batches = np.array_split(self.rng.permutation(number), parts)
         losses: list[Tensor] = []
         counts: list[Tensor] = []
         for step, (rows, images) in enumerate(self._images(batches)):
@@ -113,7 +116,7 @@ class Trainer(ABC, Generic[S]):
                 group["lr"] = self.rate(len(self.log) + step / len(batches))
             loss, count = self.step(images.to(self.device), rows)
             self.optimizer.zero_grad(set_to_none=True)
-            loss.backward()
+            self.scaler.scale(loss).backward()
             self.update()
             losses.append(loss.detach() * len(rows))
             counts.append(count)
@@ -149,7 +152,8 @@ class Trainer(ABC, Generic[S]):
 
     def update(self) -> None:
         """Follow the gradients."""
-        self.optimizer.step()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
 
     def fingerprint(self) -> list[int]:
         """Numbers that change with the samples."""
@@ -164,6 +168,7 @@ class Trainer(ABC, Generic[S]):
             "log": [asdict(epoch) for epoch in self.log],
             "network": copy.deepcopy(self.network.state_dict()),
             "optimizer": copy.deepcopy(self.optimizer.state_dict()),
+            "scaler": self.scaler.state_dict(),
             "rng": rng_state(self.rng),
         }
 
@@ -179,6 +184,8 @@ class Trainer(ABC, Generic[S]):
             )
         self.network.load_state_dict(state["network"])
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        if state["scaler"]:
+            self.scaler.load_state_dict(dict(state["scaler"]))
         restore_rng(self.rng, state["rng"])
         self.log = [Epoch(**epoch) for epoch in state["log"]]
 
@@ -212,4 +219,5 @@ def learning(network: SplitNetwork, part: Part = "all") -> Iterator[None]:
     finally:
         for parameter, flag in before.items():
             parameter.requires_grad_(flag)
+            parameter.grad = None  # else a copy of the network would stay in memory
         network.eval()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-import os
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from torch import Tensor
 
 from graspcl.codec import Codec, codecs
 from graspcl.errors import GraspError
+from graspcl.files import write_whole
 from graspcl.model import SplitNetwork
 
 Names = tuple[str, ...]
@@ -63,7 +62,8 @@ def load_weights(
     """Fill `network` with the tensors of the file at `path`: safetensors, or a state dict saved by torch.
 
     A tensor goes where its name says, `prefix` ("module.", "model.") taken off; the names of a network's body count
-    with or without the leading "frozen." or "plastic.", so that a file fits a network split elsewhere. `part="body"`
+    with or without the leading "frozen." or "plastic.", so that a file fits the network's veridical form, and one split
+    elsewhere if its layers have the same form on both sides of the cut, as in efficientnet_lite0. `part="body"`
     leaves the head alone. A head with another number of rows is left alone too, unless `resize_head`. Missing and
     unexpected tensors are errors, with `strict=False` only reported. After an error the network is as it was.
 
@@ -105,20 +105,12 @@ def save_weights(
         tensors |= {_CODEC + name: torch.as_tensor(value) for name, value in codec.state_dict().items()}
         header["codec"] = {"name": codec.name, **_parameters(codec)}
     content = save(
-        {name: value.detach().cpu().contiguous() for name, value in tensors.items()}, {_KEY: json.dumps(header)}
+        {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}, {_KEY: json.dumps(header)}
     )
     path = Path(path)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(part, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
+        write_whole(path, lambda file: file.write(content))
     except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink()
         raise GraspError(f"the weights cannot be written to {path}: {error.strerror}") from error
 
 
@@ -176,7 +168,9 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
             "Save the state dict alone, as in torch.save(network.state_dict(), path)"
         ) from error
     except Exception as error:  # of many kinds, by where the file breaks off
-        raise GraspError(f"the weights {path} are damaged: {str(error).splitlines()[0]}") from error
+        raise GraspError(
+            f"the weights {path} are damaged: {(str(error).splitlines() or [type(error).__name__])[0]}"
+        ) from error
     for wrapper in _WRAPPERS:
         if isinstance(state, dict) and isinstance(state.get(wrapper), dict):
             state = state[wrapper]
@@ -208,7 +202,8 @@ def _match(
 
 def _body_name(name: str) -> str:
     """The name that a layer has wherever the network is split; numbers begin anew in each part and say nothing."""
-    bare = name.removeprefix("frozen.").removeprefix("plastic.")
+    # The veridical form has both parts within its plastic one.
+    bare = name.removeprefix("plastic.").removeprefix("frozen.").removeprefix("plastic.")
     return name if bare.partition(".")[0].isdecimal() else bare
 
 

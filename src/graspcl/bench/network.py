@@ -160,8 +160,7 @@ def _learner(execution: Execution) -> Siesta | str:
         return str(error)
     learner = Siesta(network, Buffer(), execution=execution)
     learner.meet(np.arange(_CLASSES))
-    for part in (network.frozen, network.plastic):
-        execution.compiled(part)
+    execution.compiled(network.frozen)  # a learner has the plastic part compiled, which is called far more often
     return learner
 
 

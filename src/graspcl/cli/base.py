@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -40,6 +41,10 @@ def base(
     codec: Literal["opq", "half", "identity"] = "opq",
     out: Path = Path("base.safetensors"),
     resume: bool = False,
+    split: str | None = None,
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32",
+    compile: bool = False,
+    device: str = "auto",
 ) -> None:
     """Initialise a network on the base classes, train the codec on its latents, and write both to one file.
 
@@ -73,10 +78,19 @@ def base(
         The file to write. While training, a checkpoint of each epoch lies beside it.
     resume
         Go on from that checkpoint.
+    split
+        Where the network is cut: the last frozen layer, by number, or by name for timm's networks.
+    precision
+        Of products and convolutions; what the machine cannot do is refused.
+    compile
+        Let torch.compile translate the plastic part: minutes at first.
+    device
+        cpu, cuda, or auto: cuda where there is one.
     """
     from graspcl.base import fit_codec, load_weights, make_trainer, save_weights, train_accuracy
     from graspcl.cli.progress import Bars
     from graspcl.codec import codecs
+    from graspcl.model import Execution
     from graspcl.random import generator
 
     checkpoint = _check_files(out, resume)
@@ -85,7 +99,8 @@ def base(
     console = Console()
     samples = _samples(data, pixels)
     chosen, indices, rows = _base_classes(samples, classes, class_list)
-    net = _network(network, len(chosen), pixels, seed)
+    net = _network(network, len(chosen), pixels, seed, split)
+    net.execute(Execution(precision, compile, device).resolve())
     done = f"{network}: {len(chosen)} classes, {len(indices):,} images at {pixels} px"
     asked: dict[str, Any] = {"method": method, "network": network, "pixels": pixels, "seed": seed, "codec": codec}
     asked |= {"data": samples.name, "fingerprint": samples.fingerprint(), "classes": chosen}
@@ -127,6 +142,8 @@ def _check_files(out: Path, resume: bool) -> Path:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise GraspError(f"--out {out}: its folder cannot be made: {error.strerror}") from error
+    if not os.access(out.parent, os.W_OK):
+        raise GraspError(f"--out {out}: its folder cannot be written to")
     return checkpoint
 
 
@@ -136,13 +153,15 @@ def _samples(data: str, pixels: int) -> Samples[Any]:
     return Groceries(pixels) if data == "groceries" and not Path(data).exists() else ImageFolder(data, pixels)
 
 
-def _network(name: str, classes: int, pixels: int, seed: int) -> SplitNetwork:
+def _network(name: str, classes: int, pixels: int, seed: int, split: str | None) -> SplitNetwork:
     from graspcl.model.zoo import NETWORKS, make_network
     from graspcl.random import torch_generator
     from graspcl.registry import parameter_names
 
     sized = name in NETWORKS and "pixels" in parameter_names(NETWORKS[name])  # type: ignore[arg-type]
-    options = {"pixels": pixels} if sized else {}
+    options: dict[str, Any] = {"pixels": pixels} if sized else {}
+    if split is not None:
+        options["split"] = int(split) if split.isdecimal() else split
     return make_network(name, classes, generator=torch_generator(seed, "init"), **options)
 
 
@@ -192,6 +211,8 @@ def _go_on(trainer: Trainer[Any], checkpoint: Path, asked: dict[str, Any], bars:
         bars.note(f"there is no checkpoint at {checkpoint}; training begins anew")
         return
     state = load_state(checkpoint)
+    if not {"asked", "trainer"} <= state.keys():
+        raise GraspError(f"{checkpoint} is not a checkpoint of this command; remove it")
     if changed := [key for key in asked if state["asked"].get(key) != asked[key]]:
         raise GraspError(
             f"{checkpoint} is of a training with other settings ({', '.join(changed)}); "

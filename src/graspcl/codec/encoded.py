@@ -35,6 +35,7 @@ class Encoded(Codec):
     """
 
     pixels: int = 224
+    whole: bool = False  # keep the whole shorter side, without a margin
     ragged = True
 
     def __post_init__(self) -> None:
@@ -54,7 +55,7 @@ class Encoded(Codec):
         return codes
 
     def decode(self, codes: Array) -> torch.Tensor:
-        images = decode_images(codes.tolist(), self.pixels)
+        images = decode_images(codes.tolist(), self.pixels, whole=self.whole)
         return torch.from_numpy(images).permute(0, 3, 1, 2)
 
     def lengths(self, codes: Array) -> Array:

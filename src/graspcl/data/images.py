@@ -62,7 +62,7 @@ class ImageFolder(Samples["torch.Tensor"]):
         if not 0 <= test_share < 1:
             raise GraspError(f"{path}: test_share must be at least 0 and below 1, not {test_share}")
         require("PIL.Image", "images")  # now, not after minutes of work
-        tree = _open(Path(path))
+        tree = _unwrapped(_open(Path(path)))
         train, test = _splits(tree, test_split)
         options: dict[str, object] = {"pixels": pixels}
         classes, names, labels = _class_folders(train)
@@ -116,15 +116,26 @@ def _open(path: Path) -> Tree:
     raise GraspError(f"there is no image folder at {path}")
 
 
+def _unwrapped(tree: Tree) -> Tree:
+    """What lies in a folder that wraps everything, as downloads often have it; it is not a class."""
+    while len(tree.folders) == 1 and not tree.folders & {"train", *_TESTS} and all("/" in name for name in tree.sizes):
+        inner = tree.part(next(iter(tree.folders)))
+        if inner is None or (inner.part("train") is None and any("/" not in name for name in inner.sizes)):
+            break
+        tree = inner
+    return tree
+
+
 def _splits(tree: Tree, test_split: str | None) -> tuple[Tree, Tree | None]:
     """The trees of class folders to train on and to test on; no second one if they must be split yet."""
     train = tree.part("train")
-    tests = {name: part for name in ([test_split] if test_split else _TESTS) if (part := tree.part(name))}
-    if test_split and not tests:
+    asked = (test_split,) if test_split else _TESTS
+    test = next((part for name in asked if (part := tree.part(name))), None)  # later ones are not even opened
+    if test_split and test is None:
         raise GraspError(f"{tree.where()} has neither a folder {test_split} nor a file {test_split}.zip to test on")
-    if train is None and tests:
-        raise GraspError(f"{tree.where()} has {next(iter(tests))} but no train, neither as a folder nor as train.zip")
-    return train or tree, next(iter(tests.values()), None)
+    if train is None and test is not None:
+        raise GraspError(f"{tree.where()} has {test.title} but no train, neither as a folder nor as train.zip")
+    return train or tree, test
 
 
 def _class_folders(tree: Tree) -> tuple[list[str], list[str], Int64s]:

@@ -14,6 +14,18 @@ from typing import Any
 
 from graspcl.errors import GraspError
 
+try:
+    import lzma
+
+    _LZMA: tuple[type[Exception], ...] = (lzma.LZMAError,)
+except ImportError:  # a Python built without it
+    _LZMA = ()
+
+# A damaged member, one in a compression that this Python lacks, an encrypted one.
+_DAMAGED: tuple[type[Exception], ...] = (
+    OSError, zipfile.BadZipFile, zlib.error, *_LZMA, EOFError, NotImplementedError, RuntimeError,
+)  # fmt: skip
+
 
 class Tree(ABC):
     """Names and sizes of files, and their contents by name. `title` is the name it goes by.
@@ -70,9 +82,9 @@ class FolderTree(Tree):
     ({'cat/1.txt': 5}, {'cat'}, b'miaow')
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, title: str = "") -> None:
         self._root = root
-        self.title = root.resolve().name
+        self.title = title or root.name or root.resolve().name
 
     def _entries(self) -> Iterable[tuple[str, int]]:
         try:
@@ -91,7 +103,7 @@ class FolderTree(Tree):
 
     def part(self, name: str) -> Tree | None:
         if (self._root / name).is_dir():
-            return FolderTree(self._root / name)
+            return FolderTree(self._root / name, name)
         archive = self._root / f"{name}.zip"
         return ZipTree(archive) if archive.is_file() else None
 
@@ -125,8 +137,7 @@ class ZipTree(Tree):
         try:
             with lock:
                 return archive.read(self._inside + name)
-        # A damaged member, one in a compression that this Python lacks, an encrypted one.
-        except (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        except _DAMAGED as error:
             raise GraspError(f"{self.where(name)} cannot be read: {error}") from error
 
     def where(self, name: str = "") -> str:

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from graspcl.errors import GraspError
-from graspcl.experiment.files import write_whole
+from graspcl.files import write_whole
 
 _KEY = "graspcl"
 

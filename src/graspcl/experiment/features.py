@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from graspcl.experiment.files import write_whole
 from graspcl.experiment.progress import Progress
+from graspcl.files import write_whole
 
 Array = np.ndarray[Any, Any]
 

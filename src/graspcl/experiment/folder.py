@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from graspcl.errors import GraspError
-from graspcl.experiment.files import write_whole
+from graspcl.files import write_whole
 
 Array = np.ndarray[Any, Any]
 

@@ -110,7 +110,7 @@ def _groceries(progress: Progress) -> Latents:
 
 def _photos() -> Array:
     groceries = Groceries(_PIXELS)
-    return Encoded(_PIXELS).encode(groceries.encoded(np.arange(len(groceries))))
+    return Encoded(_PIXELS, whole=True).encode(groceries.encoded(np.arange(len(groceries))))
 
 
 _GROCERIES = Setup(
@@ -129,7 +129,7 @@ _GROCERIES = Setup(
     codec=lambda: OPQ(iterations=5),
     bounded=400,
     raw=_photos,
-    raw_codec=lambda: Encoded(_PIXELS),
+    raw_codec=lambda: Encoded(_PIXELS, whole=True),
 )
 
 setups = {setup.name: setup for setup in (_LISTINGS, _GROCERIES)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar, get_args
@@ -163,7 +164,9 @@ def _cannot_multiply(device: str) -> str | None:
 def _cannot_compile(device: str) -> str | None:
     """Why torch.compile does not work, found by compiling a line of code; None if it does."""
     try:
-        torch.compile(lambda x: x.sin() + 1)(torch.zeros(2, device=device))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the compiler's own parts, when they are loaded
+            torch.compile(lambda x: x.sin() + 1)(torch.zeros(2, device=device))
     except Exception as error:  # the compiler, the loader and the many layers between raise what they like
         return _first_sentence(error)
     return None

@@ -44,8 +44,8 @@ def small_network(
     convolutions; GELU throughout; the embedding [N, embedding] is a linear layer's on the pooled features, before its
     GELU. `encode` takes images [N, 3, H, W], uint8 or floats in 0..255, of about `pixels` a side: each stage halves it,
     but the first one does not below 48 px. At 64 px and split 1 the latents are [N, 32, 16, 16]. `scale` is the head's;
-    10 suits sessions of a few hundred updates. All weights are random: train them once with
-    `veridical(network, unfreeze=True)`.
+    10 suits sessions of a few hundred updates. All weights are random; `graspcl.base`
+    trains them before a stream.
 
     >>> net = small_network(classes=10, generator=torch.Generator().manual_seed(0))
     >>> latents = net.encode(torch.zeros(1, 3, 64, 64, dtype=torch.uint8))

@@ -85,9 +85,9 @@ class SplitNetwork(nn.Module):
         self.frozen.eval()
         return self
 
-    def encode(self, x: Tensor) -> Tensor:
-        """Latents [N, ...] of inputs x [N, ...], without gradients."""
-        with torch.no_grad(), self.execution.autocast():
+    def encode(self, x: Tensor, learn: bool = False) -> Tensor:
+        """Latents [N, ...] of inputs x [N, ...]; without gradients, unless the frozen part is to `learn`."""
+        with torch.set_grad_enabled(learn and torch.is_grad_enabled()), self.execution.autocast():
             latents: Tensor = self.frozen(x)
         return latents.float() if latents.is_floating_point() else latents
 

@@ -26,6 +26,7 @@ def veridical(network: SplitNetwork, unfreeze: bool = False) -> SplitNetwork:
 class _Veridical(SplitNetwork):
     def __init__(self, network: SplitNetwork, unfreeze: bool) -> None:
         super().__init__(nn.Identity(), _Whole(network.frozen, network.plastic, unfreeze), network.head, network.neck)
+        self.execution = network.execution
 
     @property
     def veridical(self) -> bool:
