@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import math
 from collections.abc import Iterable
 from types import ModuleType
 
@@ -35,7 +36,7 @@ def expect(name: str, value: object, kind: type) -> None:
         ...
     graspcl.errors.GraspError: teacher must be true or false, not 'no'
     """
-    number = isinstance(value, int | float) and not isinstance(value, bool)
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not (number if kind is float else isinstance(value, kind)):
         raise GraspError(f"{name} must be {'true or false' if kind is bool else 'a number'}, not {value!r}")
 

@@ -9,7 +9,7 @@ from graspcl.buffer import Buffer
 from graspcl.codec import Half
 from graspcl.errors import GraspError
 from graspcl.learner import Derpp, Finetune, GDumb, Offline, Optimiser, Rehearsal, Siesta, learners
-from graspcl.model import Execution, vector_network
+from graspcl.model import Execution, make_network, vector_network
 from graspcl.policy import Budget, policies
 from graspcl.testing import check_learner
 
@@ -276,6 +276,34 @@ def test_devices_that_are_not_there_are_refused():
         Siesta(network, Buffer(), "grasp", device="cuda:99")
     with pytest.raises(GraspError, match="not both"):
         Siesta(network, Buffer(), "grasp", device="cpu", execution=Execution())
+
+
+@pytest.mark.parametrize("name", learners.names())
+def test_rows_of_a_trained_head_are_known_classes(name):
+    generator = torch.Generator().manual_seed(0)
+    network = vector_network(12, hidden=32, embedding=16, classes=3, generator=generator)
+    kind = learners.get(name)
+    learner = kind(network, Buffer(columns=kind.columns(12)), "grasp", Optimiser(lr=0.1))
+    rows = network.head.weight.detach().clone()
+    inputs, labels = clusters()
+    learner.observe(inputs[labels >= 2], np.where(labels[labels >= 2] > 3, 7, labels[labels >= 2]))
+    assert learner.classes == [0, 1, 2, 3, 7] and set(learner.predict(inputs)) <= {0, 1, 2, 3, 7}
+    assert torch.equal(network.head.weight[:3].detach(), rows)  # base rows are not overwritten while awake
+    learner.rehearse(Budget(3, 8))
+
+
+def test_images_in_the_unit_range_are_refused():
+    network = make_network("small", pixels=32, generator=torch.Generator().manual_seed(0))
+    learner = Siesta(network, Buffer(), "grasp")
+    with pytest.raises(GraspError, match="multiply them by 255"):
+        learner.observe(torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0)), [0, 0, 1, 1])
+    assert not len(learner.buffer)
+
+
+def test_a_state_of_another_codec_is_refused():
+    learner, other = make("siesta", codec=Half()), make("siesta")
+    with pytest.raises(GraspError, match="codec Half, this one has NoneType"):
+        other.load_state_dict(learner.state_dict())
 
 
 def test_passes_through_the_teacher_are_booked():

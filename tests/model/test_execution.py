@@ -13,7 +13,6 @@ from collections import OrderedDict
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional as F
 
 from graspcl import machine
@@ -248,6 +247,8 @@ def test_compiled_code_gives_the_same() -> None:
 
 @pytest.mark.slow
 def test_a_sequence_is_compiled_as_a_whole_and_a_copy_is_not() -> None:
+    from torch._dynamo.testing import CompileCounterWithBackend  # loads the compiler
+
     counter = CompileCounterWithBackend("eager")
     network = small_network().eval()
     with pytest.MonkeyPatch.context() as patch:

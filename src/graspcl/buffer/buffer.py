@@ -55,6 +55,8 @@ class Buffer(Slots):
         storage: str | Path = "ram",
         rng: np.random.Generator | int = 0,
     ) -> None:
+        if isinstance(codec, str):
+            raise GraspError(f"the buffer takes a codec, not its name: graspcl.codec.codecs.create({codec!r})")
         self.codec = codec
         self.maintenance = rules.create(maintenance) if isinstance(maintenance, str) else maintenance or LargestClass()
         self._bound = Bound(capacity)
@@ -212,11 +214,14 @@ class Buffer(Slots):
             "index": self.index.state_dict(),
             "maintenance": self.maintenance.state_dict(),
             "codec": None if self.codec is None else self.codec.state_dict(),
+            "codec_kind": type(self.codec).__name__,
             "rng": rng_state(self._rng),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` gave, into a buffer made with the same codec, rule and columns."""
+        if (kind := type(self.codec).__name__) != state["codec_kind"]:
+            raise GraspError(f"the state is of a buffer with codec {state['codec_kind']}, this one has {kind}")
         columns = dict(state["columns"])
         if columns and (differ := {"codes", *self._declared} ^ columns.keys()):
             raise GraspError(f"the buffer and the state to restore differ in columns: {', '.join(sorted(differ))}")

@@ -51,7 +51,7 @@ class Encoded(Codec):
                     f"input {i} is {type(image).__name__}; the codec 'encoded' takes the bytes or the path of an image "
                     "file (images that are tensors already are stored by 'identity')"
                 )
-            codes[i] = image if isinstance(image, bytes) else str(image)
+            codes[i] = image if isinstance(image, bytes) else os.path.abspath(image)
         return codes
 
     def decode(self, codes: Array) -> torch.Tensor:

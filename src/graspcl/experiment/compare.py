@@ -79,6 +79,8 @@ def choose(
             own.setdefault("mode", mode)
         policies.create(name, **own)
         choices.append(Choice(policy.name, own))
+    if mode is not None and not any("mode" in choice.parameters for choice in choices):
+        raise GraspError(f"mode {mode!r} is for policies with a score, and none of these has one: {', '.join(chosen)}")
     for name in given:
         policies.get(name)
         raise GraspError(

@@ -15,7 +15,7 @@ from graspcl.learner import rehearsal
 from graspcl.learner.knowledge import describe
 from graspcl.learner.optimiser import Optimiser
 from graspcl.learner.rehearsal import Batch, Rehearsal, SessionLog
-from graspcl.model import Execution, SplitNetwork
+from graspcl.model import Execution, ImageInput, SplitNetwork
 from graspcl.policy import Budget, Costs, Policy, policies
 from graspcl.random import restore_rng, rng_state
 from graspcl.registry import Registry
@@ -29,7 +29,8 @@ _CHUNK = 512
 class Learner:
     """A split network, a buffer and a policy that together keep learning.
 
-    Labels are arbitrary integers; the head's rows stand in the order in which classes first arrived (`classes`).
+    Labels are arbitrary integers; the head's rows stand in the order in which classes first arrived (`classes`). Rows
+    that the network's head has already, from base initialisation, are those of labels 0 … k-1.
     Every old sample the learner uses comes out of its buffer. `rng` (a generator or a seed) is the policy's.
     `execution` says how the network is executed where that is more than the `device`, by default the CPU.
     """
@@ -62,9 +63,9 @@ class Learner:
         self.optimiser = optimiser or Optimiser()
         self.rng = np.random.default_rng(rng)
         self.device = torch.device(self.execution.device)
-        self.classes: list[int] = []
+        self.classes = list(range(network.head.classes))  # of a head that was trained before: labels 0 … k-1
         self.since = 0  # samples offered to the buffer before the last session are old
-        self._row_of = torch.empty(0, dtype=torch.int64, device=self.device)
+        self._map_classes()
 
     @classmethod
     def columns(cls, classes: int, **parameters: Any) -> Columns:
@@ -112,7 +113,16 @@ class Learner:
             return self.buffer.encode(inputs)
         if not isinstance(inputs, torch.Tensor):
             inputs = checks.finite_tensor(inputs)
+        self._refuse_unit_range(inputs)
         return self.buffer.encode(self.network.encode(inputs.to(self.device)))
+
+    def _refuse_unit_range(self, inputs: torch.Tensor) -> None:
+        """Images of floats in 0..1 would look black to a network that takes 0..255, and nothing would be learned."""
+        takes_bytes = any(isinstance(part, ImageInput) for part in self.network.modules())
+        if takes_bytes and inputs.is_floating_point() and inputs.numel() and 0 < float(inputs.max()) <= 1:
+            raise GraspError(
+                "the images lie in 0..1, but the network takes 0..255: multiply them by 255"
+            )
 
     # -- offline ---------------------------------------------------------------------------------------------------
 

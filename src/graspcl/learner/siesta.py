@@ -34,6 +34,8 @@ class Siesta(Learner):
         self._sums = torch.zeros(0, features, dtype=torch.float64, device=self.device)
         self._counts = torch.zeros(0, dtype=torch.float64, device=self.device)
         self._awake = torch.zeros(0, dtype=torch.bool, device=self.device)  # rows the wake phase still owns
+        self._grow(len(self.classes))
+        self._awake[:] = False  # what base initialisation has trained is not overwritten
 
     def look(self, codes: Codes) -> torch.Tensor:
         return self.outputs(codes, "features").double()

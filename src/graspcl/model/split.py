@@ -74,6 +74,8 @@ class SplitNetwork(nn.Module):
                     values = part.eval()(values)
             except Exception as error:
                 raise GraspError(f"an example of shape {shape} does not pass through the {name}: {error}") from error
+            if len(values) != len(example):
+                raise GraspError(f"the example must be a batch [N, ...], one row a sample, not of shape {shape}")
             if name != "frozen part" and values.ndim != 2:
                 raise GraspError(f"the {name} must give one vector a sample, [N, d], but gives {list(values.shape)}")
         head = CosineHead(values.shape[1], classes, generator=generator, scale=scale)

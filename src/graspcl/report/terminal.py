@@ -104,9 +104,10 @@ def relative_times(memories: Mapping[str, Sequence[Row]], baseline: str) -> dict
 
 def bar_chart(title: str, values: Mapping[str, float], width: int = 50) -> Table:
     """Horizontal bars, largest first, from a little below the smallest value to the largest."""
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), show_header=False)
     low, high = min(values.values()), max(values.values())
     floor = low - 0.1 * (high - low)
+    title = f"{title} (bars begin at {floor:.1f})"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), show_header=False)
     for name, value in sorted(values.items(), key=lambda item: -item[1]):
         share = (value - floor) / (high - floor) if high > floor else 1.0
         table.add_row(escape(name), "█" * max(1, round(share * width)), f"{value:.2f}")
