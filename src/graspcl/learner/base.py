@@ -120,9 +120,7 @@ class Learner:
         """Images of floats in 0..1 would look black to a network that takes 0..255, and nothing would be learned."""
         takes_bytes = any(isinstance(part, ImageInput) for part in self.network.modules())
         if takes_bytes and inputs.is_floating_point() and inputs.numel() and 0 < float(inputs.max()) <= 1:
-            raise GraspError(
-                "the images lie in 0..1, but the network takes 0..255: multiply them by 255"
-            )
+            raise GraspError("the images lie in 0..1, but the network takes 0..255: multiply them by 255")
 
     # -- offline ---------------------------------------------------------------------------------------------------
 
