@@ -39,11 +39,10 @@ def test_no_process_outlives_the_command(tmp_path, number, to_all, code):
         heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
         running = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, preexec_fn=heed)
         try:
-            base = tmp_path.glob("demo-*/listings/base/*.safetensors")
             deadline = time.monotonic() + 240
-            while not any(base) and time.monotonic() < deadline:  # until the workers are at work
+            while not any(tmp_path.glob("demo-*/listings/base/**/*.safetensors")):  # until the workers are at work
+                assert time.monotonic() < deadline, "no base initialisation was finished"
                 time.sleep(0.2)
-                base = tmp_path.glob("demo-*/listings/base/*.safetensors")
             (os.killpg if to_all else os.kill)(running.pid, number)
             assert running.wait(timeout=60) == code
             deadline = time.monotonic() + 30
