@@ -66,8 +66,8 @@ def choose(
 
     A wrong name or parameter is an error here, before any work is done.
 
-    >>> choose("grasp,max_loss", {"grasp": {"eps": 1e-6}}, mode="top")
-    [Choice(policy='grasp', parameters={'eps': 1e-06}), Choice(policy='max_loss', parameters={'mode': 'top'})]
+    >>> [(c.policy, c.parameters) for c in choose("grasp,max_loss", {"grasp": {"eps": 1e-6}}, mode="top")]
+    [('grasp', {'eps': 1e-06}), ('max_loss', {'mode': 'top'})]
     """
     chosen = policies.names() if names == "all" else [name.strip() for name in names.split(",")]
     given = dict(parameters or {})
