@@ -22,9 +22,9 @@ MAY_IMPORT = {
     "stream": set(),
     "data": set(),
     "metric": set(),
-    "experiment": {"buffer", "codec", "policy", "model", "learner", "stream", "data", "metric"},
-    "report": set(),
-    "cli": {"experiment", "report", "bench", "policy", "base", "data", "model", "codec"},
+    "experiment": {"buffer", "codec", "policy", "model", "base", "learner", "stream", "data", "metric"},
+    "report": {"metric"},
+    "cli": {"experiment", "report", "bench", "policy", "base", "data", "model", "codec", "stream"},
     "bench": {"buffer", "codec", "policy", "model", "learner", "data"},
     "testing": {"buffer", "codec", "policy", "learner", "stream"},
 }
@@ -35,6 +35,7 @@ HEAVY = {
     "transformers": {"model"},
     "PIL": {"data"},
     "pyarrow": {"data"},
+    "scipy": {"metric"},
     "rich": {"report", "cli", "bench"},
     "cyclopts": {"cli"},
 }

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,14 +15,17 @@ from numpy.typing import NDArray
 from graspcl.errors import GraspError, require
 from graspcl.machine import cores
 
-Source = bytes | str | Path
+Stored = bytes | str | Path
+Source = Stored | Callable[[], Stored]
 Pixels = NDArray[np.uint8]
+Outcome = TypeVar("Outcome")
 
 _MARGIN = 256 / 224  # the shorter side before the centre crop, as a multiple of the crop (reference: 256, then 224)
 
 
 def decode_image(source: Source, pixels: int, name: str = "") -> Pixels:
-    """The image in `source` (its encoded bytes, or its path) as RGB uint8 [pixels, pixels, 3].
+    """The image in `source` (its encoded bytes, its path, or a function that opens it, which then happens in the thread
+    that decodes) as RGB uint8 [pixels, pixels, 3].
 
     The shorter side is brought to 256/224 · `pixels` and the middle `pixels` x `pixels` are kept. An image is never
     enlarged for the sake of that margin: where its shorter side is smaller, less is cut off, and only an image smaller
@@ -53,20 +56,59 @@ def decode_images(
     >>> decode_images([], 32).shape
     (0, 32, 32, 3)
     """
+    return _each(partial(_decode, whole=whole), sources, pixels, threads, names)[0]
+
+
+def decode_some(
+    sources: Sequence[Source],
+    pixels: int,
+    threads: int | None = None,
+    names: Sequence[str] | None = None,
+    whole: bool = False,
+) -> tuple[Pixels, NDArray[np.int64], list[str]]:
+    """Like `decode_images`, but goes on at an unreadable image: those that can be read, which ones they are (positions
+    in `sources`, ascending), and what is wrong with each of the others.
+
+    >>> from PIL import Image
+    >>> file = io.BytesIO()
+    >>> Image.new("L", (6, 6), 7).save(file, "PNG")
+    >>> images, kept, problems = decode_some([b"text", file.getvalue()], 4, names=["a.png", "b.png"])
+    >>> images.shape, kept.tolist(), problems
+    ((1, 4, 4, 3), [1], ['a.png cannot be read: it is not an image'])
+    """
+    images, problems = _each(partial(_attempt, whole=whole), sources, pixels, threads, names)
+    kept = np.array([place for place, problem in enumerate(problems) if problem is None], np.int64)
+    some = images if len(kept) == len(images) else images[kept]
+    return some, kept, [problem for problem in problems if problem is not None]
+
+
+def _each(
+    decode: Callable[[Source, str, Pixels], Outcome],
+    sources: Sequence[Source],
+    pixels: int,
+    threads: int | None,
+    names: Sequence[str] | None,
+) -> tuple[Pixels, list[Outcome]]:
+    """All images, and what `decode` returned for each."""
     require("PIL.Image", "images")
     if pixels < 1:
         raise GraspError(f"pixels must be at least 1, not {pixels}")
     images = np.empty((len(sources), pixels, pixels, 3), dtype=np.uint8)
     names = [""] * len(sources) if names is None else names
-    decode = partial(_decode, whole=whole)
     workers = min(cores() if threads is None else max(1, threads), len(sources))
     if workers <= 1:
-        for work in zip(sources, names, images, strict=True):
-            decode(*work)
-        return images
+        return images, [decode(*work) for work in zip(sources, names, images, strict=True)]
     with ThreadPoolExecutor(workers) as pool:  # Pillow lets go of the interpreter while it decodes and resizes
-        list(pool.map(decode, sources, names, images))
-    return images
+        return images, list(pool.map(decode, sources, names, images))
+
+
+def _attempt(source: Source, name: str, out: Pixels, whole: bool) -> str | None:
+    """What is wrong with the image in `source`; None once it is written to `out`."""
+    try:
+        _decode(source, name, out, whole)
+    except GraspError as error:
+        return str(error)
+    return None
 
 
 def _decode(source: Source, name: str, out: Pixels, whole: bool) -> None:
@@ -75,6 +117,7 @@ def _decode(source: Source, name: str, out: Pixels, whole: bool) -> None:
 
     pixels = len(out)
     try:
+        source = source() if callable(source) else source
         with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
             if whole:
                 image.draft("RGB", (pixels, pixels))
@@ -90,8 +133,12 @@ def _decode(source: Source, name: str, out: Pixels, whole: bool) -> None:
                 left, top = left // 1, top // 1
             box = (left, top, left + side, top + side)
             out[:] = np.asarray(_as_rgb(image).resize((pixels, pixels), Image.Resampling.BILINEAR, box=box))
+    except GraspError:  # from the function that opens it, and says what is wrong
+        raise
     except Exception as error:  # a damaged file makes Pillow's readers raise errors of many kinds
-        name = name or (f"an image of {len(source)} bytes" if isinstance(source, bytes) else str(source))
+        if not name:
+            what = f"an image of {len(source)} bytes" if isinstance(source, bytes) else str(source)
+            name = "an image" if callable(source) else what
         plain = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         reason = "it is not an image" if isinstance(error, UnidentifiedImageError) else plain or type(error).__name__
         raise GraspError(f"{name} cannot be read: {reason}") from error

@@ -13,39 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from picture_files import Image, encoded, noise, pack, write
 
 from graspcl.data import ImageFolder
 from graspcl.errors import GraspError
 from graspcl.images import decode_image, decode_images
 
-pytest.importorskip("PIL", reason="needs graspcl[demo]")
-from PIL import Image
-
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
-
-
-def noise(width: int, height: int, seed: int = 0) -> np.ndarray[Any, Any]:
-    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-
-
-def encoded(array: np.ndarray[Any, Any] | Image.Image, kind: str = "PNG") -> bytes:
-    file = io.BytesIO()
-    (array if isinstance(array, Image.Image) else Image.fromarray(array)).save(file, kind)
-    return file.getvalue()
-
-
-def write(root: Path, names: list[str], size: tuple[int, int] = (20, 16)) -> Path:
-    for number, name in enumerate(names):
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(encoded(noise(*size, seed=number)))
-    return root
-
-
-def pack(folder: Path, archive: Path, wrap: str = "") -> Path:
-    with zipfile.ZipFile(archive, "w") as zipped:
-        for file in sorted(folder.rglob("*")):
-            zipped.write(file, wrap + str(file.relative_to(folder)))
-    return archive
 
 
 TRAIN = [f"{name}/{number}.png" for name in ("dog", "cat") for number in (1, 2, 3)]
@@ -193,13 +167,35 @@ def test_a_mapping_in_the_usual_forms(flat: Path, text: str) -> None:
         ("val_0.png n02\n", r"gives no class for 1 images of .*val: images/val_1.png"),
         ("val_0.png n02\nval_1.png\n", r"mapping.txt, line 2: 'val_1.png' has no class"),
         ("val_0.png n02\nval_1.png n03\n", r"classes that are not in train: n03"),
-        ("val_0.png 0\nval_1.png 2\n", r"classes that are not in train: 0, 2"),
+        ("val_0.png 0\nval_1.png 2\n", r"mapping\.txt gives images/val_1\.png the class 2, but .* numbered 0\.\.1 in"),
+        ("val_0.png 0\nval_1.png -1\n", r"mapping\.txt gives images/val_1\.png the class -1, but train has 2 class"),
     ],
 )
 def test_a_wrong_mapping_is_explained(flat: Path, text: str, message: str) -> None:
     (flat / "mapping.txt").write_text(text)
     with pytest.raises(GraspError, match=message):
         ImageFolder(flat, val_mapping=flat / "mapping.txt")
+
+
+def test_numbers_of_a_mapping_count_empty_class_folders(flat: Path) -> None:
+    """Else an empty folder would give images another class without a word."""
+    (flat / "train" / "n01a").mkdir()
+    (flat / "mapping.txt").write_text("val_0.png 2\nval_1.png 0\n")
+    assert ImageFolder(flat, val_mapping="mapping.txt").labels.tolist() == [0, 1, 1, 1, 0]
+    (flat / "mapping.txt").write_text("val_0.png 2\nval_1.png 1\n")
+    with pytest.raises(GraspError, match="classes that are not in train: n01a"):
+        ImageFolder(flat, val_mapping="mapping.txt")
+
+
+def test_a_number_is_a_name_where_folders_are_called_by_numbers(tmp_path: Path) -> None:
+    write(tmp_path / "train", ["1/a.png", "2/a.png", "10/a.png"])
+    write(tmp_path / "val", ["x.png", "y.png"])
+    (tmp_path / "mapping.txt").write_text("x.png 2\ny.png 10\n")
+    images = ImageFolder(tmp_path, val_mapping="mapping.txt")
+    assert [images.classes[label] for label in images.labels[images.test]] == ["2", "10"]
+    (tmp_path / "mapping.txt").write_text("x.png 2\ny.png 0\n")  # not the first folder
+    with pytest.raises(GraspError, match="classes that are not in train: 0"):
+        ImageFolder(tmp_path, val_mapping="mapping.txt")
 
 
 def test_a_missing_mapping_is_explained(flat: Path) -> None:
@@ -380,14 +376,46 @@ def test_a_file_that_has_gone_is_named(split: Path) -> None:
             read([0])
 
 
-def test_an_empty_class_folder_is_named(split: Path) -> None:
-    (split / "train" / "eel").mkdir()
-    with pytest.raises(GraspError, match=r"animals/train has class folders without images: eel"):
-        ImageFolder(split)
-    (split / "train" / "eel").rmdir()
-    (split / "val" / "eel").mkdir()
-    with pytest.raises(GraspError, match=r"animals/val has class folders without images: eel"):
-        ImageFolder(split)
+def test_an_empty_class_folder_is_left_out_and_named(split: Path) -> None:
+    plain = ImageFolder(split)
+    assert plain.problems == []
+    for name in ("bat", "eel", "eel/deeper", "emu"):
+        (split / "train" / name).mkdir()
+    (split / "train" / "emu" / "notes.txt").write_text("no image")
+    images = ImageFolder(split)
+    assert images.classes == ["cat", "dog"] and images.fingerprint() == plain.fingerprint()
+    (problem,) = images.problems
+    assert problem.endswith("animals/train has class folders without images, left out: bat, eel, emu")
+
+
+def test_an_empty_class_folder_to_test_on_is_named(split: Path) -> None:
+    (split / "val" / "dog" / "8.png").unlink()
+    images = ImageFolder(split)
+    assert images.classes == ["cat", "dog"] and images.labels[images.test].tolist() == [0]
+    assert [problem.rpartition("/")[2] for problem in images.problems] == [
+        "val has class folders without images, not tested: dog"
+    ]
+
+
+def test_many_empty_class_folders_are_counted(split: Path) -> None:
+    for number in range(9):
+        (split / "train" / f"e{number}").mkdir()
+    assert ImageFolder(split).problems[0].endswith("left out: e0, e1, e2, e3, e4 and 4 more")
+
+
+def test_only_empty_class_folders_are_an_error(tmp_path: Path) -> None:
+    (tmp_path / "cat").mkdir()
+    with pytest.raises(GraspError, match="has no images"):
+        ImageFolder(tmp_path)
+
+
+def test_a_class_of_one_image_goes_on(split: Path) -> None:
+    write(split / "train", ["eel/1.png"])
+    images = ImageFolder(split, pixels=8)
+    assert images.classes == ["cat", "dog", "eel"] and images.problems == []
+    assert np.bincount(images.labels[images.train]).tolist() == [3, 3, 1]
+    alone = ImageFolder(write(split.parent / "alone", ["eel/1.png"]), pixels=8)  # split here: kept to train on
+    assert alone.train.tolist() == [0] and alone.test.tolist() == []
 
 
 def test_a_class_only_in_val_is_named(split: Path) -> None:

@@ -9,8 +9,8 @@ import torch
 from graspcl.buffer import Buffer
 from graspcl.codec import Half
 from graspcl.errors import GraspError
+from graspcl.experiment.cache import cache_folder, cached_rows
 from graspcl.experiment.checkpoint import load_state, save_state
-from graspcl.experiment.features import cache_folder, cached_latents
 from graspcl.experiment.progress import Silent
 from graspcl.learner import Optimiser, Rehearsal, learners
 from graspcl.model import vector_network
@@ -96,25 +96,27 @@ def test_names_that_look_like_paths_do_not_collide(tmp_path):
     assert back["a/b"].tolist() == [0, 0] and back["a"]["b"].tolist() == [1, 1]
 
 
-def test_latents_are_computed_once_and_a_damaged_cache_is_made_anew(tmp_path, monkeypatch):
+def test_rows_are_computed_once_and_a_damaged_file_is_made_anew(tmp_path, monkeypatch):
     monkeypatch.setenv("GRASPCL_CACHE", str(tmp_path / "cache"))
-    calls = []
+    asked = []
 
-    def compute():
-        calls.append(1)
-        yield np.ones((3, 2))
-        yield np.zeros((2, 2))
+    def compute(indices):
+        asked.extend(indices.tolist())
+        kept = np.flatnonzero(indices % 7 != 3)  # one in seven cannot be read
+        wrong = [f"no {i}" for i in indices[indices % 7 == 3]]
+        return (indices[kept, None] * np.ones(2)).astype(np.float32), kept, wrong
 
-    expected = np.array([[1, 1]] * 3 + [[0, 0]] * 2)
     for _ in range(2):
-        assert np.array_equal(cached_latents("key", 5, compute, Silent()), expected)
-    assert len(calls) == 1
-    file = cache_folder() / "key.npy"
-    file.write_bytes(file.read_bytes()[:100])
-    assert np.array_equal(cached_latents("key", 5, compute, Silent()), expected)
-    assert len(calls) == 2
-    cached_latents("other", 5, compute, Silent())
-    assert len(calls) == 3
+        rows = cached_rows("key", 1500, compute, Silent(), "title")
+        assert rows.values.shape == (1500, 2) and rows.values[1400].tolist() == [1400, 1400]
+        assert np.array_equal(rows.readable, np.arange(1500) % 7 != 3) and rows.problems[:2] == ["no 3", "no 10"]
+    assert asked == list(range(1500))
+    _, second = sorted((cache_folder() / "key").glob("*.npz"))
+    second.write_bytes(second.read_bytes()[:100])
+    assert cached_rows("key", 1500, compute, Silent(), "title").values[1400].tolist() == [1400, 1400]
+    assert asked == [*range(1500), *range(1024, 1500)]  # only what was damaged
+    cached_rows("other", 5, compute, Silent(), "title")
+    assert len(asked) == 1500 + 476 + 5
 
 
 def test_a_cache_that_cannot_be_written_does_not_stop_the_run(tmp_path, monkeypatch):
@@ -126,5 +128,8 @@ def test_a_cache_that_cannot_be_written_does_not_stop_the_run(tmp_path, monkeypa
         def note(self, text):
             notes.append(text)
 
-    assert len(cached_latents("key", 2, lambda: iter([np.ones((2, 2))]), Notes())) == 2
-    assert "could not be cached" in notes[0]
+    def compute(indices):
+        return np.ones((len(indices), 2)), np.arange(len(indices)), []
+
+    assert len(cached_rows("key", 2, compute, Notes(), "title").values) == 2
+    assert "could not be written" in notes[0]

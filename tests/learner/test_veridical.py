@@ -42,7 +42,7 @@ def test_latent_and_veridical_rehearsal_agree(name):
             session = Rehearsal(learner, Budget(3, 8))
             while not session.done:
                 session.step()
-                batches.append(session._rehearsed.copy())
+                batches.append(session._picks[-1])
             session.finish()
         shown.append((learner, batches))
     (latent, plan), (whole, same_plan) = shown

@@ -19,7 +19,7 @@ def class_incremental(**changes):
 def test_contract():
     check_stream(lambda: Stream(base=[], sessions=[[3, 1, 2], [9], [4, 5]], chunk=2))
     check_stream(class_incremental)
-    assert streams.names() == ["class_incremental"]
+    assert {"class_incremental", "iid", "long_tailed", "task_incremental"} <= set(streams.names())
 
 
 def test_every_class_arrives_in_one_session_only():
@@ -56,6 +56,15 @@ def test_a_stream_that_has_passed_cannot_be_read_again():
         ({"sessions": 6}, "cannot be split"),
         ({"order": [1, 2, 3]}, "class order must name each"),
         ({"chunk": 0}, "at least one sample"),
+        ({"chunk": 2.5}, "chunk must be a whole number"),
+        ({"base_classes": "two"}, "base_classes must be a whole number"),
+        ({"sessions": True}, "sessions must be a whole number"),
+        ({"order": "imagenet"}, "list of class numbers, not 'imagenet'"),
+        ({"order": [5, 2, 9, 4, 7, 0, 0]}, "missing: 1; more than once: 0"),
+        ({"order": [5, 2, 9, 4, 7, 0, 8]}, "missing: 1; not in the data: 8"),
+        ({"blurry": 1.0}, "less than 1"),
+        ({"blurry": -0.1}, "0 or more"),
+        ({"blurry": "half"}, "blurry must be a number"),
     ],
 )
 def test_mistakes_are_explained(changes, message):
@@ -66,3 +75,37 @@ def test_mistakes_are_explained(changes, message):
 def test_a_sample_may_arrive_once():
     with pytest.raises(GraspError, match="stands twice"):
         Stream(base=[1], sessions=[[2, 1]])
+
+
+def test_classes_arrive_with_their_first_sample():
+    labels = np.array([4, 4, 6, 4, 1, 6, 1, 9])
+    stream = Stream(base=[1], sessions=[[2, 3], [], [7, 4, 5]], labels=labels)
+    assert stream.labels.tolist() == [4, 6, 4, 9, 1, 6]
+    assert list(stream.arrival.items()) == [(4, 0), (6, 1), (9, 3), (1, 3)]
+    assert stream.home == stream.arrival
+    assert list(stream.counts.items()) == [(4, 2), (6, 2), (9, 1), (1, 1)]
+    check_stream(lambda: Stream(base=[1], sessions=[[2, 3], [], [7, 4, 5]], labels=labels), labels)
+
+
+def test_labels_may_be_a_mapping():
+    stream = Stream([10**12], [[3]], labels={10**12: 5, 3: 4, 8: 0})
+    assert stream.arrival == {5: 0, 4: 1} and stream.counts == {5: 1, 4: 1}
+
+
+def test_a_stream_without_labels_knows_no_classes():
+    stream = Stream([0], [[1]])
+    assert stream.labels is None and stream.tasks is None
+    assert stream.arrival == stream.home == stream.counts == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"labels": [0, 0]}, "samples 0 to 2, but there are 2 labels"),
+        ({"labels": {0: 1, 1: 1}}, "no label, among them sample 2"),
+        ({"tasks": [1]}, "2 sessions cannot have 1 tasks"),
+    ],
+)
+def test_labels_and_tasks_must_fit(given, message):
+    with pytest.raises(GraspError, match=message):
+        Stream([0], [[1], [2]], **given)

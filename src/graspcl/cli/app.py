@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from cyclopts import App, Parameter, validators
+from cyclopts import App, Parameter
 from rich.console import Console
 
 import graspcl
+from graspcl.cli import run as experiments
 from graspcl.cli.base import base
+from graspcl.cli.options import AtLeastOne, Plugins, load_plugins, parse_values
 from graspcl.errors import GraspError
 
 app = App(
@@ -18,13 +20,11 @@ app = App(
     help="Continual learning by rehearsal: GRASP and the policies it is compared with.",
     version=graspcl.__version__,
 )
-app.command(base)
+for command in (base, experiments.presets, experiments.show, experiments.run, experiments.sweep, experiments.runs):
+    app.command(command)
+app.command(experiments.stream)
 Bench = Literal["selection", "insert", "decode", "session", "policies", "network", "all"]
 Stream = Literal["listings", "groceries"]
-AtLeastOne = Annotated[int, Parameter(validator=validators.Number(gte=1))]
-Plugins = Annotated[
-    list[Path], Parameter(help="A Python file of yours that registers policies; may be given again.", negative=())
-]
 
 
 @app.command
@@ -53,8 +53,9 @@ def demo(
         Where the run folder is made.
     """
     from graspcl.cli.progress import Bars
-    from graspcl.experiment import DEMO_CHOICES, choose, make_workers, setups
+    from graspcl.experiment import DEMO_CHOICES, choose, make_workers, preset
     from graspcl.experiment import compare as run_all
+    from graspcl.experiment.presets import about
     from graspcl.report import comparison, rows
 
     load_plugins(plugin)
@@ -64,8 +65,10 @@ def demo(
     tables = []
     with Bars(console) as bars, make_workers(workers, plugin) as processes:
         for name in streams:
-            paths = run_all(setups[name], choices, range(seeds), folder, bars, processes)
-            tables.append(comparison(setups[name].title, rows(paths), console.width))
+            # All the memory the demo's data need: photos are few.
+            settings = preset(name, memory="unbounded" if name == "groceries" else "bounded")
+            paths = run_all(settings, choices, range(seeds), folder, bars, processes)
+            tables.append(comparison(about(name)["title"], rows(paths), console.width))
     for table in tables:
         console.print()
         console.print(table)
@@ -121,28 +124,26 @@ def compare(
     out
         Where the run folder is made.
     """
-    from dataclasses import replace
-
     from graspcl.cli.progress import Bars
-    from graspcl.experiment import BufferConfig, choose, make_workers, setups
+    from graspcl.experiment import choose, make_workers, preset
     from graspcl.experiment import compare as run_all
+    from graspcl.experiment.presets import about
     from graspcl.model import Execution
     from graspcl.report import bar_chart, policy_table, rows
 
     load_plugins(plugin)
     choices = choose(policies, parse_values(policy), mode, learners, parse_values(learner))
-    setup, console = setups[stream], Console()
+    console = Console()
     execution = Execution(precision, compile, device).resolve()
-    setup = replace(setup, defaults=setup.config(rehearsal=rehearsal, execution=execution))
     folder = run_folder(out, "compare")
     memories = {}
     with Bars(console) as bars, make_workers(workers, plugin) as processes:
-        for memory, capacity in (("unbounded", None), ("bounded", setup.bounded)):
-            held = replace(setup, defaults=setup.config(buffer=BufferConfig(capacity)))
-            fit = [choice for choice in choices if capacity is None or not choice.unbounded]
-            memories[memory] = rows(run_all(held, fit, range(seeds), folder / memory, bars, processes)) if fit else []
+        for memory in ("unbounded", "bounded"):
+            settings = preset(stream, rehearsal=rehearsal, memory=memory, execution=execution)
+            fit = [choice for choice in choices if memory == "unbounded" or not choice.unbounded]
+            memories[memory] = rows(run_all(settings, fit, range(seeds), folder, bars, processes)) if fit else []
     console.print()
-    console.print(policy_table(setup.title, memories, width=console.width))
+    console.print(policy_table(about(stream)["title"], memories, width=console.width))
     memory = "bounded" if memories["bounded"] else "unbounded"
     console.print(bar_chart(f"α, {memory} memory", {row.policy: row.mean("alpha") for row in memories[memory]}))
     console.print(f"\nAll runs: {folder}", soft_wrap=True)
@@ -199,29 +200,3 @@ def run_folder(out: Path, command: str) -> Path:
     except OSError as error:
         raise GraspError(f"--out {out}: the run folder cannot be made there: {error.strerror}") from error
     return folder
-
-
-def parse_values(given: dict[str, dict[str, str]] | None) -> dict[str, dict[str, Any]]:
-    """Parameters by part and name, as written on the command line."""
-    return {part: {name: parse_value(text) for name, text in own.items()} for part, own in (given or {}).items()}
-
-
-def parse_value(text: str) -> Any:
-    """A parameter's value as written on the command line: a number, true or yes, false or no, none, or text."""
-    words = {"true": True, "yes": True, "false": False, "no": False, "none": None}
-    if text.lower() in words:
-        return words[text.lower()]
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
-
-
-def load_plugins(paths: list[Path]) -> None:
-    """Make the parts of users' own files known."""
-    from graspcl.registry import load_plugin
-
-    for path in paths:
-        load_plugin(path)

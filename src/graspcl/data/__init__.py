@@ -4,5 +4,8 @@ from graspcl.data.base import Samples
 from graspcl.data.groceries import Groceries
 from graspcl.data.images import ImageFolder
 from graspcl.data.listings import Listings
+from graspcl.data.lists import ImageList
+from graspcl.data.opening import open_images
+from graspcl.data.subset import Subset
 
-__all__ = ["Groceries", "ImageFolder", "Listings", "Samples"]
+__all__ = ["Groceries", "ImageFolder", "ImageList", "Listings", "Samples", "Subset", "open_images"]

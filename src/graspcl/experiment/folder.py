@@ -1,9 +1,13 @@
-"""The run folder: what a run was, what it measured, nothing pickled.
+"""The run folder: what a run was, what it measured, and where it was stopped; nothing pickled.
 
-config.toml        every setting
-environment.json   versions, processor, threads
+config.toml        every setting; `graspcl run config.toml` repeats the run
+environment.json   versions, processor, threads, fingerprint of the data
+stream.npz         which samples came when
 metrics.jsonl      a line per session, written as it goes
 predictions.npz    test labels, and predictions after base initialisation and after each session
+plans/             per session: what was stored, and which of it each mini-batch showed
+drift.npz          representation drift after every update, where it was measured
+checkpoints/       the state to go on from; after the last session the state that the run ended in
 summary.json       written last: a folder without it is an unfinished run
 """
 
@@ -13,7 +17,7 @@ import contextlib
 import io
 import json
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,9 +25,12 @@ from typing import Any
 import numpy as np
 
 from graspcl.errors import GraspError
+from graspcl.experiment.checkpoint import load_state, save_state
 from graspcl.files import write_whole
 
 Array = np.ndarray[Any, Any]
+
+_CHECKPOINTS = 2  # kept: if the last one is damaged, the one before it serves
 
 
 class RunFolder:
@@ -39,11 +46,21 @@ class RunFolder:
         """Whether the run came to its end."""
         return (self.path / "summary.json").exists()
 
+    def summary(self) -> dict[str, Any]:
+        """What a finished run came to."""
+        try:
+            found: dict[str, Any] = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise GraspError(f"{self.path / 'summary.json'} cannot be read: {error}") from error
+        return found
+
     def clear(self) -> None:
         """Forget an earlier run in this folder."""
         with _disk_errors(self.path):
-            for name in ("summary.json", "metrics.jsonl", "predictions.npz"):
+            for name in ("summary.json", "metrics.jsonl", "predictions.npz", "drift.npz", "failure.txt"):
                 (self.path / name).unlink(missing_ok=True)
+            for file in (*self.path.glob("checkpoints/*"), *self.path.glob("plans/*")):
+                file.unlink()
 
     def write_config(self, config: dict[str, Any]) -> None:
         """config.toml"""
@@ -55,20 +72,54 @@ class RunFolder:
         """`name`.json"""
         self._write(f"{name}.json", json.dumps(value, indent=2).encode())
 
+    def write_metrics(self, records: list[dict[str, Any]]) -> None:
+        """metrics.jsonl with just these lines, where a run goes on from a checkpoint."""
+        self._write("metrics.jsonl", "".join(json.dumps(record) + "\n" for record in records).encode())
+
     def append_metrics(self, record: dict[str, Any]) -> None:
         """One more line of metrics.jsonl."""
         with _disk_errors(self.path), open(self.path / "metrics.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 
-    def write_predictions(self, labels: Array, predictions: list[Array]) -> None:
-        """predictions.npz"""
+    def write_arrays(self, name: str, **arrays: Array) -> None:
+        """`name`.npz, compressed."""
         content = io.BytesIO()
-        np.savez_compressed(content, labels=labels, predictions=np.stack(predictions))
-        self._write("predictions.npz", content.getvalue())
+        np.savez_compressed(content, **arrays)  # type: ignore[arg-type]
+        self._write(f"{name}.npz", content.getvalue())
 
     def _write(self, name: str, content: bytes) -> None:
         with _disk_errors(self.path):
             write_whole(self.path / name, lambda file: file.write(content))
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def save_checkpoint(self, state: dict[str, Any]) -> None:
+        """The state to go on from, in one step; the one before it is kept too."""
+        found = self._checkpoints()
+        number = int(found[-1].stem) + 1 if found else 1
+        save_state(self.path / "checkpoints" / f"{number:06d}.safetensors", state)
+        with contextlib.suppress(OSError):
+            for old in found[: 1 - _CHECKPOINTS]:
+                old.unlink()
+
+    def load_checkpoint(self, tell: Callable[[str], None]) -> dict[str, Any] | None:
+        """The newest state that can be read; a damaged one is told of, and the one before it taken."""
+        for path in reversed(self._checkpoints()):
+            try:
+                return load_state(path)
+            except GraspError as error:
+                tell(f"{error}; the one before it is used, if there is one")
+        return None
+
+    def drop_checkpoints(self, all_but: int = 0) -> None:
+        """Delete checkpoints, but for the last few."""
+        found = self._checkpoints()
+        with _disk_errors(self.path):
+            for path in found[: len(found) - all_but]:
+                path.unlink()
+
+    def _checkpoints(self) -> list[Path]:
+        return sorted(path for path in self.path.glob("checkpoints/*.safetensors") if path.stem.isdecimal())
 
 
 @contextlib.contextmanager

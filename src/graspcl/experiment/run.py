@@ -1,163 +1,286 @@
-"""One run, from base initialisation to the last session, in one readable loop."""
+"""One run, from base initialisation to the last session. It can be stopped at any moment and goes on where it was."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, replace
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from graspcl.buffer import Buffer, Codes, rules
+from graspcl.buffer import Codes
 from graspcl.buffer.capacity import capacity_in_samples
-from graspcl.codec import Codec
-from graspcl.errors import GraspError, nearest
+from graspcl.errors import GraspError
 from graspcl.experiment.config import Config, as_plain
+from graspcl.experiment.energy import Meter
 from graspcl.experiment.folder import RunFolder, environment
-from graspcl.experiment.setups import Latents, Setup
-from graspcl.learner import Learner, column_shapes, learners
-from graspcl.metric import accuracies
-from graspcl.model import veridical
-from graspcl.policy import Budget, Policy, policies
-from graspcl.policy.uniform import UniformBalanced
-from graspcl.random import generator, torch_generator
-from graspcl.registry import parameter_names
-from graspcl.stream import ClassIncremental
+from graspcl.experiment.measure import DriftMeter, TestSet
+from graspcl.experiment.progress import Progress, Silent
+from graspcl.experiment.start import Ready, check, new_learner, ready, start_state
+from graspcl.experiment.stopping import HeldOut, Patience
+from graspcl.learner import Diverged, Learner, Rehearsal, SessionLog
+from graspcl.metric import accuracies, head_and_tail, summarise_drift
+from graspcl.policy import Budget
+from graspcl.random import generator
+from graspcl.stream import save_stream
 
 Array = np.ndarray[Any, Any]
 
-
-def make_stream(config: Config, latents: Latents) -> ClassIncremental:
-    """The stream of a seed; the same for every policy."""
-    return ClassIncremental(
-        latents.train,
-        latents.labels[latents.train],
-        config.stream.base_classes,
-        config.stream.sessions,
-        generator(config.seed, "stream"),
-        chunk=config.stream.chunk,
-    )
+_TOTALS = (
+    "updates", "selection_seconds", "training_seconds", "selection_forward", "selection_backward", "training_forward",
+    "training_backward", "updates_saved",
+)  # fmt: skip
 
 
-def check(config: Config, setup: Setup) -> None:
-    """Refuse, with the reason, what is misspelt or cannot work together; nothing is loaded or trained for that."""
-    policies.create(config.policy, **config.policy_parameters)
-    given = {"network", "buffer", "policy", "optimiser", "rng", "device", "execution"}
-    learner = learners.get(config.learner)
-    valid = [name for name in parameter_names(learner) if name not in given]
-    for name in config.learner_parameters:
-        if name not in valid:
-            hint = nearest(name, valid) if valid else "it takes none"
-            raise GraspError(f"learner {config.learner!r} has no parameter {name!r}; {hint}")
-    if learner.unbounded and config.buffer.capacity is not None:
-        raise GraspError(f"learner {config.learner!r} keeps everything it has seen: give the buffer no capacity")
-    _learner(config, setup, make_codec(config, setup), policies.create(config.policy), classes=1)
+def run(config: Config, folder: Path, progress: Progress | None = None, base: Path | None = None) -> dict[str, Any]:
+    """Learn a stream with the configured learner and policy; returns the summary, and leaves everything in `folder`.
 
-
-def initialise_base(config: Config, setup: Setup, latents: Latents) -> dict[str, Any]:
-    """The state of a learner after base initialisation, from which every policy of a comparison starts.
-
-    The codec is trained on the base classes, then the plastic network: a first session of uniform rehearsal.
+    A run of the same settings that was stopped there goes on, to the same bytes as if it had not been stopped; one
+    that was finished is not repeated. States that several runs begin from are shared in the folder `base`.
     """
-    base = make_stream(config, latents).base
-    if config.rehearsal == "veridical":
-        codec, codes = make_codec(config, setup), raw_codes(setup)[base]
-    else:
-        values = torch.from_numpy(latents.values[base]).float()
-        codec = make_codec(config, setup).fit(values)
-        codes = codec.encode(values)
-    classes = len(latents.classes)
-    given = replace(config, optimiser=config.base.optimiser)
-    learner = _learner(given, setup, codec, UniformBalanced(replace=False), classes)
-    learner.observe_codes(codes, latents.labels[base], base)
-    learner.rehearse(Budget.passes(config.base.passes, len(learner.buffer), config.base.batch_size))
-    return {**learner.state_dict(), "policy": {}}
+    check(config)
+    progress, place = progress or Silent(), RunFolder(folder)
+    if held(place, config) and place.finished:
+        progress.note(f"{folder} holds this run already, finished")
+        return place.summary()
+    start = ready(config, progress)
+    return Run(config, start, place, progress, base or folder / "base").finish()
 
 
-def make_codec(config: Config, setup: Setup) -> Codec:
-    """The codec of a run."""
-    if config.rehearsal == "latent":
-        return setup.codec()
-    if setup.raw_codec is None:
-        raise GraspError(
-            f"{setup.name} has no veridical rehearsal: its frozen part is a text encoder apart from the network"
+def held(place: RunFolder, config: Config) -> bool:
+    """Whether the folder has a run of these settings; one of others is never overwritten."""
+    from graspcl.experiment.settings import read_toml
+
+    file = place.path / "config.toml"
+    if not file.exists():
+        return False
+    if (found := read_toml(file)) != as_plain(config):
+        other = sorted(key for key in {*found, *as_plain(config)} if found.get(key) != as_plain(config).get(key))
+        raise GraspError(f"{place.path} holds a run with other settings ({', '.join(other)}); choose another folder")
+    return True
+
+
+class Run:
+    """A run under way, as far as its last checkpoint tells."""
+
+    def __init__(self, config: Config, start: Ready, folder: RunFolder, progress: Progress, base: Path) -> None:
+        self.config, self.start, self.folder, self.progress = config, start, folder, progress
+        self.stream = start.stream(config)
+        self.learner = new_learner(config, start)
+        samples = start.samples
+        train, test = np.array(samples.train), np.array(samples.test)
+        test = test[start.readable[test] & np.isin(samples.labels[test], [*self.stream.arrival])]
+        arrived = np.array([self.stream.arrival[int(label)] for label in samples.labels[test]], np.int64)
+        self.tests = TestSet(start.codes[test], samples.labels[test], arrived)
+        self.fits = samples_within(config, self.learner, start.codes[train[start.readable[train]]])
+        codec, stopper = self.learner.buffer.codec, generator(config.seed, "held out")
+        self.held = HeldOut(config.stop, codec, stopper) if config.stop.patience is not None else None
+        self.records: list[dict[str, Any]] = []
+        self.predictions: list[Array] = []
+        self.drift: list[Array] = []
+        self.seconds, self._begun = 0.0, time.perf_counter()
+        self._saved = time.perf_counter()
+        self._pause = config.checkpoint.seconds
+        self._meter = Meter()
+        self._interrupted = self._restore(base)
+
+    # -- the loop ------------------------------------------------------------------------------------------------------
+
+    def finish(self) -> dict[str, Any]:
+        """Go to the end of the stream; returns the summary."""
+        sessions = self.config.stream.sessions
+        title = f"{self.config.name}: {self.config.label}, seed {self.config.seed}"
+        with self.progress.task(title, len(self.stream.sessions)) as advance:
+            advance(len(self.records))
+            if self._interrupted is not None:
+                self._session(self.stream_session, self._interrupted)
+                advance(1)
+            for chunk in self.stream.resume():
+                self._observe(chunk.indices)
+                if chunk.ends_session:
+                    self._session(chunk.session)
+                    advance(1)
+        assert len(self.records) >= min(1, sessions)
+        return self._conclude()
+
+    @property
+    def stream_session(self) -> int:
+        """The session that the last chunk belongs to."""
+        return len(self.records) + 1
+
+    def _observe(self, indices: Array) -> None:
+        labels, codes = self.start.samples.labels[indices], self.start.codes[indices]
+        if self.held is not None:
+            stays = self.held.take(codes, labels, indices)
+            indices, labels, codes = indices[stays], labels[stays], codes[stays]
+        if len(indices):
+            self.learner.observe_codes(codes, labels, indices)
+
+    def _session(self, number: int, state: dict[str, Any] | None = None) -> None:
+        """One rehearsal session, or the rest of one, and what it brought."""
+        if state is None:
+            awake, _ = self.tests.predict(self.learner, number)
+            about: dict[str, Any] = {"session": number, "accuracy_before_rehearsal": self.tests.accuracy(awake, number)}
+            rehearsal = Rehearsal(self.learner, self.learner.session_budget(self._budget()))
+        else:
+            about = dict(state["about"])
+            rehearsal = Rehearsal(self.learner, Budget(**state["rehearsal"]["budget"]), state["rehearsal"])
+        meter = DriftMeter(self.tests, self.config.measure.drift, number, generator(self.config.seed, "drift"))
+        meter.curve = list(state["drift"]) if state else []
+        patience = Patience(self.config.stop.patience or 1)
+        if state:
+            patience.best, patience.since = state["patience"]
+        try:
+            meter.look(self.learner)
+            while not rehearsal.done:
+                rehearsal.step()
+                meter.look(self.learner)
+                if self._enough(rehearsal, patience):
+                    rehearsal.stop()
+                self._save_now_and_then(
+                    lambda: {
+                        "about": about, "rehearsal": rehearsal.state_dict(), "drift": meter.curve,
+                        "patience": [patience.best, patience.since],
+                    }
+                )  # fmt: skip
+            log = rehearsal.finish()
+        except Diverged as error:
+            self.progress.note(f"session {number} was given up: {error}")
+            rehearsal.abandon()
+            about, log = {**about, "failed": str(error)}, None
+        self._record(about, log, rehearsal.budget, meter)
+
+    def _budget(self) -> Budget:
+        budget = self.config.budget
+        if budget.updates is not None:
+            return Budget(max(1, round(budget.times * budget.updates)) if budget.updates else 0, budget.batch_size)
+        seen = self.learner.buffer.seen
+        return Budget.passes(
+            budget.times * budget.passes, seen if self.fits is None else min(self.fits, seen), budget.batch_size
         )
-    return setup.raw_codec()
 
+    def _enough(self, rehearsal: Rehearsal, patience: Patience) -> bool:
+        if self.held is None or rehearsal.done or rehearsal.updates % self.config.stop.every:
+            return False
+        return patience.lost(self.held.accuracy(self.learner))
 
-def raw_codes(setup: Setup) -> Array:
-    """All samples as they came [N]."""
-    assert setup.raw is not None
-    return setup.raw()
+    def _record(self, about: dict[str, Any], log: SessionLog | None, budget: Budget, meter: DriftMeter) -> None:
+        number = int(about["session"])
+        predicted, top5 = self.tests.predict(self.learner, number)
+        self.predictions.append(predicted)
+        record = {**about, "accuracy": self.tests.accuracy(predicted, number), "top5": top5}
+        if log is not None:
+            record |= {**asdict(log.costs), "coverage": log.coverage, "stored": log.stored}
+            record |= {"buffer_bytes": log.buffer_bytes, "loss": float(log.losses[-10:].mean())}
+            record["updates_saved"] = budget.updates - log.costs.updates
+            counts = np.bincount(log.labels[np.flatnonzero(log.rehearsed)], minlength=len(self.start.samples.classes))
+            self.folder.write_arrays(
+                f"plans/session-{number}", labels=log.labels, ids=log.ids, picks=log.picks, shown_per_class=counts
+            )
+        if meter.curve:
+            self.drift.append(np.asarray(meter.curve))
+            summary = summarise_drift(meter.curve)
+            record |= {"drift_auc": summary.auc, "drift_mean": summary.mean}
+        self.records.append(record)
+        self.folder.append_metrics(record)
+        self._write_results()
+        self._save_now_and_then(None)
 
+    def _write_results(self) -> None:
+        self.folder.write_arrays("predictions", labels=self.tests.labels, predictions=np.stack(self.predictions))
+        if self.drift:
+            self.folder.write_arrays("drift", **{f"session_{n}": curve for n, curve in enumerate(self.drift, start=1)})
 
-def encode_all(rehearsal: str, setup: Setup, latents: Latents, base: dict[str, Any]) -> Codes:
-    """Codes of all samples, by the codec of a base state."""
-    if rehearsal == "veridical":
-        return raw_codes(setup)
-    codec = setup.codec()
-    codec.load_state_dict(base["buffer"]["codec"])
-    return torch.cat([codec.encode(chunk.float()) for chunk in torch.split(torch.from_numpy(latents.values), 256)])
+    def _conclude(self) -> dict[str, Any]:
+        result = accuracies(self.predictions, self.tests.labels, self.stream.arrival)
+        head, tail = head_and_tail(
+            self.predictions[-1], self.tests.labels, self.stream.counts, threshold=self.config.measure.head
+        )
+        done = [record for record in self.records if "failed" not in record]
+        totals: dict[str, Any] = {name: sum(record[name] for record in done) for name in _TOTALS}
+        totals["coverage"] = float(np.mean([record["coverage"] for record in done])) if done else 0.0
+        totals["buffer_bytes"] = max((record["buffer_bytes"] for record in done), default=0)
+        for name in ("drift_auc", "drift_mean"):
+            if drifts := [record[name] for record in done if name in record]:
+                totals[name] = float(np.mean(drifts))
+        summary = {
+            "policy": str(self.config.policy), "learner": str(self.config.learner), "seed": self.config.seed,
+            "matrix": _plain(result.matrix), **result.summary(), "alpha_head": head, "alpha_tail": tail,
+            "top5": self.records[-1]["top5"], **totals,
+            "seconds": self.seconds + time.perf_counter() - self._begun, "joules": self._meter.joules(),
+            "failed_sessions": len(self.records) - len(done), "unreadable_samples": int((~self.start.readable).sum()),
+        }  # fmt: skip
+        summary = {name: _or_none(value) for name, value in summary.items()}
+        if self.config.checkpoint.keep == "state":
+            self._save(None)
+            self.folder.drop_checkpoints(all_but=1)
+        else:
+            self.folder.drop_checkpoints()
+        self.folder.write_json("summary", summary)
+        return summary
 
+    # -- state ---------------------------------------------------------------------------------------------------------
 
-def run(
-    config: Config, setup: Setup, latents: Latents, codes: Codes, base: dict[str, Any], folder: RunFolder
-) -> dict[str, float]:
-    """Learn the stream with the configured policy; returns the summary, and leaves everything in the folder.
+    def _restore(self, base: Path) -> dict[str, Any] | None:
+        """Go to the last checkpoint, or to where the stream begins; returns the session that was interrupted."""
+        state = self.folder.load_checkpoint(self.progress.note)
+        if state is None:
+            self._begin(base)
+            return None
+        self.stream.load_state_dict(state["stream"])
+        self.learner.load_state_dict(state["learner"])
+        if self.held is not None:
+            self.held.load_state_dict(state["held"])
+        self.records, self.seconds = list(state["records"]), float(state["seconds"])
+        self.predictions = list(np.asarray(state["predictions"]))
+        self.drift = [np.asarray(curve) for curve in state["drift"]]
+        self.folder.write_metrics(self.records)
+        session: dict[str, Any] | None = state["session"]
+        where = f"session {self.stream_session}"
+        if session is not None:
+            where += f", update {session['rehearsal']['updates']} of {session['rehearsal']['budget']['updates']}"
+        self.progress.note(f"goes on from a checkpoint ({where})")
+        return session
 
-    `codes` [N, …] are all samples' (`encode_all`), `base` is the state to start from (`initialise_base`).
-    """
-    begin = time.perf_counter()
-    stream = make_stream(config, latents)
-    folder.clear()
-    folder.write_config(as_plain(config))
-    folder.write_json("environment", environment())
-    policy = policies.create(config.policy, **config.policy_parameters)
-    learner = _learner(config, setup, make_codec(config, setup), policy, len(latents.classes))
-    learner.load_state_dict({**base, "policy": policy.state_dict()})
-    labels, test_codes = latents.labels[latents.test], codes[latents.test]
-    arrived = np.array([stream.arrival[int(label)] for label in labels])
-    fits = samples_within(config, learner, codes[latents.train])
-    predictions = [_predict(learner, test_codes, arrived <= 0)]
-    totals = {"updates": 0, "selection_seconds": 0.0, "training_seconds": 0.0, "coverage": 0.0}
-    for chunk in stream:
-        learner.observe_codes(codes[chunk.indices], latents.labels[chunk.indices], chunk.indices)
-        if not chunk.ends_session:
-            continue
-        known = arrived <= chunk.session
-        awake = _accuracy(_predict(learner, test_codes, known), labels, known)
-        held = learner.buffer.seen if fits is None else min(fits, learner.buffer.seen)
-        budget = Budget.passes(config.budget.passes, held, config.budget.batch_size)
-        log = learner.rehearse(budget)
-        predictions.append(_predict(learner, test_codes, known))
-        asleep = _accuracy(predictions[-1], labels, known)
-        measured = {**asdict(log.costs), "coverage": log.coverage}
-        totals = {name: total + measured[name] for name, total in totals.items()}
-        folder.append_metrics(
-            {"session": chunk.session, "accuracy": asleep, "accuracy_before_rehearsal": awake, "stored": log.stored,
-             "buffer_bytes": log.buffer_bytes, "loss": float(log.losses[-10:].mean()), **measured}
-        )  # fmt: skip
-        folder.write_predictions(labels, predictions)
-    result = accuracies(predictions, labels, stream.arrival)
-    totals["coverage"] /= config.stream.sessions
-    summary = {**result.summary(), **totals, "seconds": time.perf_counter() - begin}
-    named = {"policy": config.policy_label, "learner": config.learner_label}
-    folder.write_json("summary", {**named, "matrix": _plain(result.matrix), **summary})
-    return summary
+    def _begin(self, base: Path) -> None:
+        samples = self.start.samples
+        self.folder.clear()
+        self.folder.write_config(as_plain(self.config))
+        about = {"data": samples.name, "fingerprint": samples.fingerprint(), "base": self.start.backbone.log}
+        self.folder.write_json("environment", {**environment(), **about})
+        self.folder.write_json("classes", samples.classes)
+        save_stream(self.stream, self.folder.path / "stream.npz", fingerprint=samples.fingerprint())
+        if self.start.problems:
+            self.folder.write_json("problems", self.start.problems)
+            self.progress.note(f"{len(self.start.problems)} problems with the data: {self.start.problems[0]}")
+        state = start_state(self.config, self.start, base, self.progress)
+        self.learner.load_state_dict({**state, "policy": self.learner.policy.state_dict()})
+        self.predictions.append(self.tests.predict(self.learner, 0)[0])
 
+    def _save_now_and_then(self, session: Callable[[], dict[str, Any]] | None) -> None:
+        """A checkpoint if the last one is old enough; saving never takes more than a twentieth of the time."""
+        if time.perf_counter() - self._saved >= self._pause:
+            begin = time.perf_counter()
+            self._save(None if session is None else session())
+            self._saved = time.perf_counter()
+            if self.config.checkpoint.seconds:
+                self._pause = max(self.config.checkpoint.seconds, 20 * (self._saved - begin))
 
-def _learner(config: Config, setup: Setup, codec: Codec, policy: Policy, classes: int) -> Learner:
-    network = setup.network(torch_generator(config.seed, "init"))
-    if config.rehearsal == "veridical":
-        network = veridical(network)
-    rule = rules.create(config.buffer.maintenance)
-    learner = learners.get(config.learner)
-    columns = {**column_shapes(rule, network), **learner.columns(classes, **config.learner_parameters)}
-    buffer = Buffer(config.buffer.capacity, codec, rule, columns, rng=generator(config.seed, "buffer"))
-    rng = generator(config.seed, "policy")
-    how = config.execution
-    return learner(network, buffer, policy, config.optimiser, rng, execution=how, **config.learner_parameters)
+    def _save(self, session: dict[str, Any] | None) -> None:
+        self.folder.save_checkpoint(
+            {
+                "stream": self.stream.state_dict(),
+                "learner": self.learner.state_dict(),
+                "held": None if self.held is None else self.held.state_dict(),
+                "records": self.records,
+                "predictions": np.stack(self.predictions),
+                "drift": self.drift,
+                "seconds": self.seconds + time.perf_counter() - self._begun,
+                "session": session,
+            }
+        )
 
 
 def samples_within(config: Config, learner: Learner, codes: Codes) -> int | None:
@@ -165,7 +288,7 @@ def samples_within(config: Config, learner: Learner, codes: Codes) -> int | None
 
     What a learner stores beside them (the logits of DER++) is left out: sessions of all learners are equally long.
     """
-    own = learner.columns(1, **config.learner_parameters)
+    own = learner.columns(1, **config.learner.parameters)
     shapes = [column for name, column in learner.buffer.columns.items() if name not in own]
     columns = sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in shapes)
     codec = learner.buffer.codec
@@ -176,17 +299,9 @@ def samples_within(config: Config, learner: Learner, codes: Codes) -> int | None
     return capacity_in_samples(config.buffer.capacity, size + columns, codec.nbytes if codec else 0)
 
 
-def _predict(learner: Learner, codes: Codes, known: Array) -> Array:
-    """Predictions [n] for the test samples of classes that have arrived (`known` [n]), -1 for the others."""
-    predicted = np.full(len(known), -1)
-    if known.any():
-        predicted[known] = learner.predict_codes(codes[known])
-    return predicted
-
-
-def _accuracy(predicted: Array, labels: Array, known: Array) -> float:
-    """Percent right among the test samples of classes that have arrived."""
-    return float(100 * (predicted[known] == labels[known]).mean())
+def _or_none(value: Any) -> Any:
+    """JSON has no NaN."""
+    return None if isinstance(value, float) and np.isnan(value) else value
 
 
 def _plain(matrix: Array) -> list[list[float | None]]:

@@ -5,13 +5,14 @@ from graspcl.learner.derpp import Derpp
 from graspcl.learner.finetune import Finetune
 from graspcl.learner.knowledge import column_shapes
 from graspcl.learner.optimiser import Optimiser
-from graspcl.learner.rehearsal import Batch, Rehearsal, SessionLog
+from graspcl.learner.rehearsal import Batch, Diverged, Rehearsal, SessionLog
 from graspcl.learner.restart import GDumb, Offline
 from graspcl.learner.siesta import Siesta
 
 __all__ = [
     "Batch",
     "Derpp",
+    "Diverged",
     "Finetune",
     "GDumb",
     "Learner",

@@ -180,6 +180,14 @@ class Learner:
             self.network.head.grow(len(self.classes))
             self._map_classes()
 
+    def name_rows(self, labels: Any) -> None:
+        """Say of which labels [k] the head's rows are, where base initialisation made them for others than 0 … k-1."""
+        labels = [int(label) for label in labels]
+        if len(labels) != self.network.head.classes or len(set(labels)) < len(labels):
+            raise GraspError(f"{self.network.head.classes} rows of the head cannot be of the labels {labels}")
+        self.classes = labels
+        self._map_classes()
+
     def _map_classes(self) -> None:
         row_of = np.full(max(self.classes, default=-1) + 1, -1)
         row_of[self.classes] = np.arange(len(self.classes))

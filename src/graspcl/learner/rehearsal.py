@@ -27,6 +27,10 @@ Array = np.ndarray[Any, Any]
 _CHECK_EVERY = 50  # updates between looks at the loss; a look waits for the device
 
 
+class Diverged(GraspError):
+    """The loss of a session ran away; the network is as it was before the session."""
+
+
 class Batch(NamedTuple):
     """A mini-batch of n samples that went through the network in training mode.
 
@@ -48,11 +52,15 @@ class Batch(NamedTuple):
 class SessionLog:
     """What a session did and cost.
 
-    `losses` [updates] is the mean loss of each mini-batch; `rehearsed` [N] how often each stored sample was shown.
+    `losses` [updates] is the mean loss of each mini-batch; `rehearsed` [N] how often each stored sample was shown;
+    `picks` [updates, batch] the slots of each mini-batch, `labels` and `ids` [N] what lay in the slots meanwhile.
     """
 
     losses: Array
     rehearsed: Array
+    picks: Array
+    labels: Array
+    ids: Array
     costs: Costs
     stored: int
     buffer_bytes: int
@@ -74,7 +82,8 @@ class Rehearsal:
         )
         self.updates = 0
         self._losses: list[torch.Tensor] = []
-        self._rehearsed = np.zeros(len(learner.buffer), np.int64)
+        self._picks: list[Array] = []
+        self._stopped = False
         # If the loss runs away, the learner goes back to what it knew before the session.
         self._before = {name: value.clone() for name, value in learner.network.state_dict().items()}
         self._rng_before = rng_state(learner.rng)
@@ -100,8 +109,18 @@ class Rehearsal:
 
     @property
     def done(self) -> bool:
-        """Whether the budget is spent."""
-        return self.updates >= self.budget.updates
+        """Whether the budget is spent, or the session was stopped."""
+        return self._stopped or self.updates >= self.budget.updates
+
+    def stop(self) -> None:
+        """End the session before its budget is spent."""
+        self._stopped = True
+        self._check_losses()
+
+    def abandon(self) -> None:
+        """Give the session up after its loss diverged: nothing was learned, but what arrived has arrived."""
+        self._loader.close()
+        self.learner.end_session(self.session.costs)
 
     def step(self) -> None:
         """Select a mini-batch and update the plastic part on it."""
@@ -129,7 +148,7 @@ class Rehearsal:
         costs.training_seconds += time.perf_counter() - begin
         with selecting(self.session):
             learner.policy.observe(slots, _feedback(batch))
-        np.add.at(self._rehearsed, slots, 1)
+        self._picks.append(np.asarray(slots, np.int32))
         self._losses.append(loss.detach())
         self.updates += 1
         costs.updates = self.updates
@@ -144,11 +163,17 @@ class Rehearsal:
         learner.network.eval()
         self._loader.close()
         stored, nbytes = len(learner.buffer), learner.buffer.nbytes
+        labels, ids = learner.buffer.labels.copy(), learner.buffer.ids.copy()
         begin = time.perf_counter()
         learner.end_session(self.session.costs)
         self.session.costs.training_seconds += time.perf_counter() - begin
         losses = torch.stack(self._losses).float().numpy(force=True) if self._losses else np.empty(0, np.float32)
-        return SessionLog(losses, self._rehearsed, self.session.costs, stored, nbytes)
+        picks = self._stacked()
+        rehearsed = np.bincount(picks.reshape(-1), minlength=stored)
+        return SessionLog(losses, rehearsed, picks, labels, ids, self.session.costs, stored, nbytes)
+
+    def _stacked(self) -> Array:
+        return np.stack(self._picks) if self._picks else np.empty((0, self.budget.batch_size), np.int32)
 
     def state_dict(self) -> dict[str, Any]:
         """What the learner's own state does not hold of a session under way."""
@@ -156,7 +181,7 @@ class Rehearsal:
             "budget": asdict(self.budget),
             "updates": self.updates,
             "losses": torch.stack(self._losses).cpu() if self._losses else torch.empty(0),
-            "rehearsed": self._rehearsed.copy(),
+            "picks": self._stacked(),
             "costs": asdict(self.session.costs),
             "optimizer": copy.deepcopy(self._optimizer.state_dict()),
             "scheduler": copy.deepcopy(self._scheduler.state_dict()),
@@ -170,7 +195,7 @@ class Rehearsal:
             raise GraspError(f"the session was begun with {Budget(**state['budget'])}, not {self.budget}")
         self.updates = int(state["updates"])
         self._losses = list(torch.as_tensor(state["losses"]).to(self.learner.device))
-        self._rehearsed = np.array(state["rehearsed"])
+        self._picks = list(np.array(state["picks"]))
         self.session.costs = Costs(**state["costs"])
         self._optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         self._scheduler.load_state_dict(copy.deepcopy(state["scheduler"]))
@@ -179,12 +204,14 @@ class Rehearsal:
         self._before, self._rng_before = dict(state["before"]), state["rng_before"]
 
     def _check_losses(self) -> None:
+        if not self._losses:
+            return
         recent = torch.stack(self._losses[-_CHECK_EVERY:])
         if recent.isfinite().all():
             return
         self._undo()
         at = self.updates - len(recent) + int((~recent.isfinite()).nonzero()[0])
-        raise GraspError(
+        raise Diverged(
             f"the loss became {recent[~recent.isfinite()][0].item()} at update {at} of {self.budget.updates}; "
             f"lower the learning rate ({self.learner.optimiser.lr}). The network is as it was before the session"
         )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+
+from graspcl.report.runs import read_record
 
 # What a table shows: key in summary.json, heading, digits, whether higher is better (None: neither).
 COLUMNS: tuple[tuple[str, str, int, bool | None], ...] = (
@@ -40,27 +39,22 @@ class Row:
         return stdev(seeds) if len(seeds) > 1 else 0.0
 
 
-def read_run(path: Path) -> dict[str, Any] | None:
-    """Config and summary of a finished run; None if the folder holds none."""
-    try:
-        config = tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
-        summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return {"config": config, "summary": summary}
-
-
 def rows(paths: Iterable[Path]) -> list[Row]:
     """One row per policy, or per learner and policy where learners differ, in the order in which they first come.
 
     Unfinished runs are left out.
     """
-    summaries = [run["summary"] for run in map(read_run, paths) if run is not None]
+    summaries = [record.summary for record in map(read_record, paths) if record.state == "finished"]
     alike = len({summary.get("learner") for summary in summaries}) < 2
     found: dict[str, dict[str, list[float]]] = {}
     for summary in summaries:
         label = summary["policy"] if alike else f"{summary['learner']} + {summary['policy']}"
         values = found.setdefault(label, {name: [] for name, *_ in COLUMNS})
         for name, *_ in COLUMNS:
-            values[name].append(100 * summary[name] if name == "coverage" else summary[name])
+            values[name].append((100 if name == "coverage" else 1) * _number(summary[name]))
     return [Row(policy, values) for policy, values in found.items()]
+
+
+def _number(value: float | None) -> float:
+    """What is not defined, as the accuracy on new classes where there are none, is null in a file."""
+    return float("nan") if value is None else value

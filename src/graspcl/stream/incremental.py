@@ -1,4 +1,4 @@
-"""Class-incremental arrival: every session brings classes never seen before."""
+"""Class-incremental arrival: every session brings classes never seen before, unless their boundaries are blurred."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from graspcl.errors import GraspError
-from graspcl.stream.base import Stream, streams
+from graspcl.errors import GraspError, expect
+from graspcl.stream.base import Stream, streams, whole
+from graspcl.stream.groups import by_index, checked_samples, grouped, ordered_classes
 
 Array = np.ndarray[Any, Any]
 
@@ -18,7 +19,13 @@ class ClassIncremental(Stream):
     """`base_classes` classes first, the others in `sessions` groups of (nearly) equal size, samples in random order.
 
     `labels` [N] are the classes of the samples at `indices` [N] of a data set. Classes come in a random order drawn
-    from `rng`, or in `order`. `arrival` tells for each class the session that brings it; base classes have 0.
+    from `rng`, or in `order`. `home` tells for each class the session it belongs to; base classes have 0.
+
+    With `blurry` above 0 (and below 1) class boundaries blur, as in i-Blurry without disjoint classes: of the n samples
+    of each session, round(blurry · n) drawn at random are put together, shuffled, and dealt out again into the places
+    they left. Sessions keep their sizes and the base is untouched. A sample may fall back to its own session, so that
+    on average blurry · (1 − n / N) of a session's samples come from others, N being the samples of all sessions.
+    Nearly every class then arrives in the first session: `home` differs from `arrival`.
 
     >>> labels = np.repeat(np.arange(6), 10)
     >>> stream = ClassIncremental(np.arange(60), labels, base_classes=2, sessions=2, rng=np.random.default_rng(0))
@@ -33,21 +40,38 @@ class ClassIncremental(Stream):
         base_classes: int,
         sessions: int,
         rng: np.random.Generator,
-        order: Sequence[int] | None = None,
+        order: Sequence[int] | Array | None = None,
         chunk: int = 512,
+        blurry: float = 0.0,
     ) -> None:
-        indices, labels = np.asarray(indices), np.asarray(labels)
-        classes = np.unique(labels)
-        ordered = rng.permutation(classes) if order is None else np.asarray(order)
-        if not np.array_equal(np.sort(ordered), classes):
-            raise GraspError(f"the class order must name each of the {len(classes)} classes once")
-        coming = len(classes) - base_classes
-        if base_classes < 0 or sessions < 1 or coming < sessions:
+        expect("blurry", blurry, float)
+        if not 0 <= blurry < 1:
+            raise GraspError(f"blurry is a share of 0 or more and less than 1, not {blurry}")
+        indices, labels = checked_samples(indices, labels)
+        ordered = ordered_classes(labels, base_classes, order, rng)
+        if not 1 <= whole("sessions", sessions) <= len(ordered) - base_classes:
             raise GraspError(
-                f"{len(classes)} classes cannot be split into {base_classes} base classes and {sessions} sessions "
+                f"{len(ordered)} classes cannot be split into {base_classes} base classes and {sessions} sessions "
                 "of at least one new class each"
             )
         groups = [ordered[:base_classes], *np.array_split(ordered[base_classes:], sessions)]
-        self.arrival = {int(label): number for number, group in enumerate(groups) for label in group}
-        base, *rest = (rng.permutation(indices[np.isin(labels, group)]) for group in groups)
-        super().__init__(base, rest, chunk)
+        base, *rest = (rng.permutation(group) for group in grouped(indices, labels, groups))
+        if blurry:
+            rest = exchanged(rest, blurry, rng)
+        super().__init__(base, rest, chunk, by_index(indices, labels))
+        self._settle({int(label): number for number, group in enumerate(groups) for label in group})
+
+
+def exchanged(sessions: Sequence[Array], share: float, rng: np.random.Generator) -> list[Array]:
+    """Sessions of samples of which a share has been exchanged among them at random.
+
+    >>> [len(session) for session in exchanged([np.arange(4), np.arange(4, 10)], 0.5, np.random.default_rng(0))]
+    [4, 6]
+    """
+    samples = np.concatenate(sessions)
+    sizes = [len(session) for session in sessions]
+    begins = np.cumsum([0, *sizes[:-1]])
+    drawn = [rng.choice(size, round(share * size), replace=False) for size in sizes]
+    places = np.concatenate([begin + some for begin, some in zip(begins, drawn, strict=True)])
+    samples[places] = samples[rng.permutation(places)]
+    return np.split(samples, begins[1:])

@@ -1,0 +1,310 @@
+"""The commands around experiments: presets, show, run, sweep, runs, stream."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import App, Parameter
+from rich.console import Console
+
+from graspcl.cli.options import AtLeastOne, Plugins, load_plugins, parse_settings
+from graspcl.errors import GraspError
+
+if TYPE_CHECKING:
+    from graspcl.experiment import Config
+
+Scale = Literal["full", "small", "smoke"]
+Memory = Literal["bounded", "unbounded"]
+Kind = Literal["latent", "veridical"]
+Settings = Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]
+stream = App(name="stream", help="Show or save the order in which samples arrive.")
+
+
+def presets() -> None:
+    """List the presets: the experiments of the paper, and two streams that come by pip."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from graspcl.experiment.presets import about, names
+
+    table = Table("preset", "what", "paper", box=SIMPLE_HEAD)
+    table.columns[0].no_wrap = True
+    for name in names():
+        found = about(name)
+        table.add_row(name, found["title"], found["paper"])
+    console = Console()
+    console.print(table)
+    console.print(
+        "Each at --scale full, small or smoke, --rehearsal latent or veridical, --memory bounded or unbounded."
+    )
+
+
+def show(
+    what: str,
+    *settings: Settings,
+    scale: Scale = "full",
+    rehearsal: Kind = "latent",
+    memory: Memory = "bounded",
+    plugin: Plugins = [],  # noqa: B006  (never changed; cyclopts shows it as the default)
+) -> None:
+    """Print the settings that a run would have, as TOML.
+
+    Any of them can be changed by its dotted name: --buffer.capacity 0.2GB, --optimiser.lr 0.5, --policy mir
+    --policy.candidates 50.
+
+    Parameters
+    ----------
+    what
+        A preset, a TOML file, or the folder of a run.
+    scale
+        The paper's, or fewer classes, sessions and pixels: small for a CPU, smoke for a first look.
+    rehearsal
+        Of latents, or of images as they came.
+    memory
+        The preset's bounded buffer, or one that keeps everything.
+    """
+    import tomli_w
+
+    from graspcl.experiment.config import as_plain
+    from graspcl.experiment.presets import about, names
+
+    load_plugins(plugin)
+    config = resolve(what, settings, scale, rehearsal, memory)
+    if what in names():
+        found = about(what)
+        print(f"# {found['title']} (paper: {found['paper']})")
+    print(tomli_w.dumps(as_plain(config)), end="")
+
+
+def run(
+    what: str,
+    *settings: Settings,
+    scale: Scale = "full",
+    rehearsal: Kind = "latent",
+    memory: Memory = "bounded",
+    out: Path = Path("runs"),
+    plugin: Plugins = [],  # noqa: B006
+) -> None:
+    """Run an experiment. If it was stopped before, the same command goes on where it was.
+
+    Any setting can be changed by its dotted name: --policy uniform, --buffer.capacity 0.2GB, --seed 3, --data PATH;
+    `graspcl show PRESET` prints all of them.
+
+    Parameters
+    ----------
+    what
+        A preset, or a TOML file.
+    scale
+        The paper's, or fewer classes, sessions and pixels: small for a CPU, smoke for a first look.
+    rehearsal
+        Of latents, or of images as they came.
+    memory
+        The preset's bounded buffer, or one that keeps everything.
+    out
+        Below it the run gets a folder of its own.
+    """
+    from graspcl.cli.progress import Bars
+    from graspcl.experiment import run as run_one
+    from graspcl.report import run_table
+
+    load_plugins(plugin)
+    config = resolve(what, settings, scale, rehearsal, memory)
+    console = Console()
+    folder = out / config.path
+    with Bars(console) as bars:
+        run_one(config, folder, bars, out / config.name / "base")
+    console.print(run_table(folder))
+    console.print(f"Run: {folder}", soft_wrap=True)
+
+
+def sweep(
+    what: str,
+    *settings: Settings,
+    policies: str = "grasp,uniform_balanced",
+    learners: str = "",
+    seeds: str = "3",
+    updates: str = "1x",
+    buffer: str = "",
+    scale: Scale = "full",
+    rehearsal: Kind = "latent",
+    memory: Memory = "bounded",
+    workers: AtLeastOne | None = None,
+    out: Path = Path("runs"),
+    plugin: Plugins = [],  # noqa: B006
+) -> None:
+    """Run a preset with several policies, seeds, budgets and buffers; what is finished already is skipped.
+
+    Parameters
+    ----------
+    what
+        A preset, or a TOML file.
+    policies
+        Comma-separated names, or all; a variant in brackets, as in uniform_balanced(replace=False).
+    learners
+        Comma-separated names; by default the preset's.
+    seeds
+        How many, or which: 3 is 0,1,2.
+    updates
+        Comma-separated budgets: 0.5x is half of the preset's, 500 is 500 updates per session.
+    buffer
+        Comma-separated capacities, such as 0.1GB,0.2GB,none; by default the preset's.
+    scale
+        The paper's, or fewer classes, sessions and pixels.
+    rehearsal
+        Of latents, or of images as they came.
+    memory
+        The preset's bounded buffer, or one that keeps everything.
+    workers
+        Runs at the same time, each in a process of its own; by default one per core.
+    out
+        Below it every run gets a folder of its own.
+    """
+    from graspcl.cli.progress import Bars
+    from graspcl.experiment import make_workers
+    from graspcl.experiment import sweep as run_all
+    from graspcl.experiment.grid import grid
+    from graspcl.report import sweep_table
+
+    load_plugins(plugin)
+    config = resolve(what, settings, scale, rehearsal, memory)
+    configs = grid(config, policies, learners, seeds, updates, buffer)
+    console = Console()
+    with Bars(console) as bars, make_workers(workers, plugin) as processes:
+        outcome = run_all(configs, out, bars, processes, f"{config.name}: {len(configs)} runs")
+    console.print()
+    console.print(sweep_table(config.name, outcome.finished))
+    for path, reason in outcome.failed.items():
+        console.print(f"[red]failed[/red] {path}: {reason}", soft_wrap=True)
+    console.print(
+        f"{len(outcome.finished)} runs finished, {len(outcome.failed)} failed: {out / config.name}", soft_wrap=True
+    )
+    if outcome.failed:
+        raise SystemExit(1)
+
+
+def runs(
+    folder: Path = Path("runs"),
+    *,
+    name: str = "*",
+    policy: str = "*",
+    learner: str = "*",
+    state: Literal["finished", "unfinished", "damaged", "all"] = "all",
+) -> None:
+    """List runs below a folder.
+
+    Parameters
+    ----------
+    folder
+        Where to look.
+    name
+        Only experiments whose name fits this pattern, such as 'imagenet-*'.
+    policy
+        Only policies that fit.
+    learner
+        Only learners that fit.
+    state
+        Only runs that came to their end, that did not, or whose files are damaged.
+    """
+    from graspcl.report import find_runs, runs_table
+
+    if not folder.is_dir():
+        raise GraspError(f"there is no folder {folder}")
+    found = find_runs(folder, name=name, policy=policy, learner=learner, state=None if state == "all" else state)
+    if not found:
+        print(f"no such runs in {folder}")
+        return
+    console = Console()
+    console.print(runs_table(found, folder))
+
+
+@stream.command(name="show")
+def show_stream(what: str, *settings: Settings, scale: Scale = "full", rehearsal: Kind = "latent") -> None:
+    """Show what a stream brings, session by session.
+
+    Parameters
+    ----------
+    what
+        A preset, a TOML file, the folder of a run, or a stream that was saved.
+    scale
+        Of the preset.
+    rehearsal
+        Of the preset.
+    """
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from graspcl.stream import describe
+
+    arriving, names = _stream(what, settings, scale, rehearsal)
+    table = Table("session", "samples", "classes", "new", "the first new", "largest", "smallest", box=SIMPLE_HEAD)
+    for row in describe(arriving, names):
+        table.add_row(
+            "base" if row["session"] == 0 else str(row["session"]), f"{row['samples']:,}", str(row.get("classes", "–")),
+            str(row.get("new_classes", "–")), ", ".join(row.get("first_new", [])),
+            *(f"{row.get(size)} {row.get(f'{size}_samples')}" for size in ("largest", "smallest")),
+        )  # fmt: skip
+    Console().print(table)
+
+
+@stream.command(name="save")
+def save_a_stream(what: str, *settings: Settings, out: Path, scale: Scale = "full", rehearsal: Kind = "latent") -> None:
+    """Write the stream of a preset or TOML file to a file, for --stream.file.
+
+    Parameters
+    ----------
+    what
+        A preset, or a TOML file.
+    out
+        The file to write.
+    scale
+        Of the preset.
+    rehearsal
+        Of the preset.
+    """
+    from graspcl.experiment.source import arrange, open_data
+    from graspcl.experiment.start import check
+    from graspcl.stream import save_stream
+
+    config = resolve(what, settings, scale, rehearsal, "bounded")
+    check(config)
+    samples, order = open_data(config)
+    save_stream(arrange(config, samples, order), out, fingerprint=samples.fingerprint(), ids=samples.ids)
+    print(f"wrote {out}")
+
+
+def _stream(what: str, settings: tuple[str, ...], scale: Scale, rehearsal: Kind) -> tuple[Any, list[str] | None]:
+    import json
+
+    from graspcl.experiment.source import arrange, open_data
+    from graspcl.experiment.start import check
+    from graspcl.stream import load_stream
+
+    path = Path(what)
+    saved = path / "stream.npz" if path.is_dir() else path
+    if saved.suffix == ".npz":
+        classes = saved.with_name("classes.json")
+        return load_stream(saved), json.loads(classes.read_text()) if classes.exists() else None
+    config = resolve(what, settings, scale, rehearsal, "bounded")
+    check(config)
+    samples, order = open_data(config)
+    return arrange(config, samples, order), samples.classes
+
+
+def resolve(what: str, settings: tuple[str, ...], scale: Scale, rehearsal: Kind, memory: Memory) -> Config:
+    """The settings of a preset, a TOML file or a run's folder, with changes from the command line."""
+    from graspcl.experiment import change, from_plain, preset
+    from graspcl.experiment.presets import names
+    from graspcl.experiment.settings import read_toml
+
+    path = Path(what)
+    if path.suffix == ".toml" or path.is_dir():
+        if (scale, rehearsal, memory) != ("full", "latent", "bounded"):
+            raise GraspError("--scale, --rehearsal and --memory are of presets; in a file they are written out")
+        file = path / "config.toml" if path.is_dir() else path
+        config = from_plain({"name": file.stem, **read_toml(file)}, str(file))
+    elif what in names() or not path.exists():
+        config = preset(what, scale, rehearsal, memory)
+    else:
+        raise GraspError(f"{what} is neither a preset nor a TOML file")
+    return change(config, parse_settings(settings))

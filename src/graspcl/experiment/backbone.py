@@ -1,0 +1,209 @@
+"""What a run knows before its stream begins: the network, trained on the base classes or loaded, and its codec."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from graspcl.base import (
+    SupervisedSettings,
+    SwavSettings,
+    fit_codec,
+    load_codec,
+    load_weights,
+    make_trainer,
+    read_header,
+    save_weights,
+)
+from graspcl.codec import Codec, codecs
+from graspcl.data import Samples
+from graspcl.errors import GraspError
+from graspcl.experiment.cache import Rows, cache_folder, cached_rows, digest_of, locked
+from graspcl.experiment.checkpoint import load_state, save_state
+from graspcl.experiment.config import Config, Part, as_plain, digest
+from graspcl.experiment.progress import Progress
+from graspcl.model import SplitNetwork, make_network
+from graspcl.model.zoo import NETWORKS
+from graspcl.random import generator, torch_generator
+from graspcl.registry import parameter_names
+
+Array = np.ndarray[Any, Any]
+
+_LATENTS = 2 * 10**9  # bytes; more are not kept beside their codes
+_VERSION = 1  # raised when an encoder or its preprocessing changes what it gives, so that no old cache is taken
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """A network whose head has a row for each of the classes `known` [k], and how it came about."""
+
+    network: SplitNetwork
+    known: Array
+    trained: bool
+    log: dict[str, Any]
+
+
+def build_network(config: Config, classes: int = 0) -> SplitNetwork:
+    """The network of a run, its weights drawn with the run's seed."""
+    part = config.network
+    sized = part.name in NETWORKS and "pixels" in parameter_names(NETWORKS[part.name])  # type: ignore[arg-type]
+    options = {**({"pixels": config.data.pixels} if sized else {}), **part.parameters}
+    return make_network(part.name, classes, generator=torch_generator(config.seed, "init"), **options)
+
+
+def make_backbone(config: Config, samples: Samples[Any], base: Array, order: Array, progress: Progress) -> Backbone:
+    """The network where the stream begins. `base` [n] are the base samples, their classes the first of `order`.
+
+    Training is kept in the cache: with the same settings, data and seed it is done once, and goes on where it was.
+    """
+    method, known = config.base.method, order[: config.stream.base_classes]
+    if method in ("none", "weights") or not len(base):
+        return _loaded(config, samples, known)
+    network = build_network(config, len(known) if method == "supervised" else 0)
+    if config.base.weights is not None:
+        progress.note(f"{config.base.weights}: {load_weights(network, config.base.weights, part='body')}")
+    key = _training_key(config, samples, base, network)
+    folder = cache_folder() / "base" / key
+    with locked(folder):
+        file = folder / "network.safetensors"
+        if file.exists():
+            log = dict(read_header(file)["settings"])
+            load_weights(network, file)
+            progress.note(f"base training was done before ({file})")
+        else:
+            log = _train(config, network, samples, base, known, folder, progress)
+            _save(network, file, log, progress)
+    rows = known if method == "supervised" else known[:0]
+    return Backbone(network, rows, True, {"key": key, **log})
+
+
+def _loaded(config: Config, samples: Samples[Any], known: Array) -> Backbone:
+    weights = config.base.weights
+    if config.base.method == "weights" and weights is None:
+        raise GraspError("--base.method weights needs the file: --base.weights FILE")
+    if weights is None:
+        return Backbone(build_network(config), known[:0], False, {"method": "none"})
+    names = [samples.classes[label] for label in known]
+    fits = bool(names) and read_header(weights).get("settings", {}).get("classes") == names
+    network = build_network(config, len(known) if fits else 0)
+    report = load_weights(network, weights)
+    return Backbone(network, known if fits else known[:0], False, {"method": "weights", "loaded": str(report)})
+
+
+def _training_key(config: Config, samples: Samples[Any], base: Array, network: SplitNetwork) -> str:
+    """Names everything that base training depends on; the first weights by their contents."""
+    settings = as_plain(config.base)
+    for other in ("passes", "optimiser", "weights"):
+        settings.pop(other, None)
+    body = {name: value for name, value in network.state_dict().items() if not name.endswith("_extra_state")}
+    depends = [_VERSION, samples.fingerprint(), digest_of({"base": base}), settings, config.seed, digest_of(body)]
+    return digest([*depends, str(config.network), config.execution.precision])[:16]
+
+
+def _train(
+    config: Config, network: SplitNetwork, samples: Samples[Any], base: Array, known: Array, folder: Path,
+    progress: Progress,
+) -> dict[str, Any]:  # fmt: skip
+    settings: Any = SwavSettings if config.base.method == "swav" else SupervisedSettings
+    settings = settings(epochs=config.base.epochs, batch_size=config.base.batch_size, lr=config.base.lr)
+    network.execute(config.execution.resolve())
+    row_of = np.full(len(samples.classes), -1)
+    row_of[known] = np.arange(len(known))
+    rows, rng = row_of[samples.labels[base]], generator(config.seed, "base")
+    trainer = make_trainer(network, config.base.method, samples.read, base, rows, settings, rng)  # type: ignore[arg-type]
+    checkpoint = folder / "training.safetensors"
+    if checkpoint.exists():
+        try:
+            trainer.load_state_dict(load_state(checkpoint))
+            progress.note(f"base training goes on after epoch {len(trainer.log)} of {settings.epochs}")
+        except GraspError as error:
+            progress.note(f"{error}; base training begins anew")
+    left = (settings.epochs - len(trainer.log)) * len(base)
+    with progress.task(f"base training ({config.base.method}, {settings.epochs} epochs)", left) as advance:
+        trainer.run(lambda training: _keep(checkpoint, training.state_dict(), progress), advance)
+    checkpoint.unlink(missing_ok=True)
+    return {"method": config.base.method, "epochs": [vars(epoch) for epoch in trainer.log]}
+
+
+def _keep(checkpoint: Path, state: dict[str, Any], progress: Progress) -> None:
+    try:
+        save_state(checkpoint, state)
+    except GraspError as error:
+        progress.note(f"{error}; if it is stopped, base training begins anew")
+
+
+def _save(network: SplitNetwork, file: Path, log: dict[str, Any], progress: Progress) -> None:
+    try:
+        save_weights(network, file, settings=log)
+    except (GraspError, OSError) as error:
+        progress.note(f"the trained network could not be kept ({error}); the run goes on")
+
+
+# -- codes ------------------------------------------------------------------------------------------------------------
+
+
+def make_codec(part: Part) -> Codec:
+    """A codec by its name."""
+    return codecs.create(part.name, **part.parameters)
+
+
+def encode_samples(
+    config: Config, samples: Samples[Any], backbone: Backbone, fit_on: Array, progress: Progress
+) -> tuple[Codec, Rows]:
+    """The codec, trained on the latents of the samples `fit_on` [n], and the codes of all samples by it."""
+    network = backbone.network.execute(config.execution.resolve()).eval()
+    frozen = network.frozen.state_dict()
+    key = f"{samples.name}-{samples.fingerprint()}-{digest_of(frozen)}-v{_VERSION}"
+    latents = None if backbone.trained else _latents(config, samples, network, key, progress)
+    codec = _codec(config)
+    if codec is None:
+        codec = make_codec(config.codec)
+        if latents is not None:
+            codec.fit(torch.from_numpy(latents.values[fit_on[latents.readable[fit_on]]]).float())
+        else:
+            fit_codec(network, codec, samples.read, fit_on, rng=generator(config.seed, "codec"))
+    codes_key = f"codes/{digest([key, str(config.codec), digest_of(codec.state_dict())])[:16]}"
+
+    def compute(indices: Array) -> tuple[Array, Array, list[str]]:
+        if latents is not None:
+            kept = np.flatnonzero(latents.readable[indices])
+            values = torch.from_numpy(latents.values[indices[kept]]).float()
+            return codec.encode(values).numpy(), kept, [""] * (len(indices) - len(kept))
+        images, kept, problems = samples.read_some(indices)
+        return codec.encode(_encode(network, images)).numpy(), kept, problems
+
+    codes = cached_rows(codes_key, len(samples), compute, progress, f"encoding {samples.name}")
+    return codec, codes if latents is None else Rows(codes.values, codes.readable, latents.problems)
+
+
+def _codec(config: Config) -> Codec | None:
+    """The codec that lies in the file of weights, if it is of the kind asked for."""
+    if config.base.weights is None or "codec" not in read_header(config.base.weights):
+        return None
+    codec = load_codec(config.base.weights)
+    return codec if codec is not None and codec.name == config.codec.name else None
+
+
+def _latents(config: Config, samples: Samples[Any], network: SplitNetwork, key: str, progress: Progress) -> Rows | None:
+    """Latents of all samples, in half precision, which serve every seed; None where they would take too much room."""
+    with torch.no_grad():
+        example = _encode(network, samples.read(np.arange(1)))
+    if 2 * example[0].numel() * len(samples) > _LATENTS:
+        return None
+
+    def compute(indices: Array) -> tuple[Array, Array, list[str]]:
+        inputs, kept, problems = samples.read_some(indices)
+        return _encode(network, inputs).half().numpy(), kept, problems
+
+    return cached_rows(f"latents/{key}", len(samples), compute, progress, f"extracting latents: {samples.name}")
+
+
+def _encode(network: SplitNetwork, inputs: torch.Tensor, chunk: int = 64) -> torch.Tensor:
+    device = next(network.parameters()).device
+    if not len(inputs):
+        return torch.empty(0)
+    return torch.cat([network.encode(part.to(device)).cpu() for part in torch.split(inputs, chunk)])

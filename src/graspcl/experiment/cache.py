@@ -1,0 +1,131 @@
+"""What is expensive to make and often used again, kept between runs: trained networks, latents, codes."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from graspcl.experiment.progress import Progress
+from graspcl.files import write_whole
+
+Array = np.ndarray[Any, Any]
+
+_SHARD = 1024  # samples in a file
+
+
+def cache_folder() -> Path:
+    """Where caches lie: $GRASPCL_CACHE, else graspcl in the user's cache folder."""
+    given = os.environ.get("GRASPCL_CACHE")
+    if given:
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "graspcl"
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Within, no other process that asks for the same folder goes on; the lock of a dead process is nobody's."""
+    try:
+        import fcntl
+
+        folder.mkdir(parents=True, exist_ok=True)
+        file = open(folder / "lock", "w")  # noqa: SIM115  (closed below)
+    except (ImportError, OSError):  # not on this system, or a cache that cannot be written: the work may be done twice
+        yield
+        return
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Something of N samples, one row each: `values` [N, …], and `readable` [N], false where a sample cannot be read.
+
+    `problems` says why not, one line each.
+    """
+
+    values: Array
+    readable: Array
+    problems: list[str]
+
+
+Compute = Callable[[Array], tuple[Array, Array, list[str]]]
+
+
+def cached_rows(key: str, number: int, compute: Compute, progress: Progress, title: str) -> Rows:
+    """Rows of `number` samples under `key`, which must name all that they depend on.
+
+    `compute` takes indices and gives the rows of those that can be read, their positions, and what is wrong with the
+    others. Rows are kept in files of a thousand, so that work which was stopped goes on where it was.
+    """
+    folder = cache_folder() / key
+    starts = range(0, number, _SHARD)
+    found = [_read(folder / f"{begin:08d}.npz", min(_SHARD, number - begin), progress) for begin in starts]
+    missing = [begin for begin, part in zip(starts, found, strict=True) if part is None]
+    if missing:
+        with progress.task(title, sum(min(_SHARD, number - begin) for begin in missing)) as advance:
+            for begin in missing:
+                indices = np.arange(begin, min(begin + _SHARD, number))
+                part = compute(indices)
+                _write(folder / f"{begin:08d}.npz", part, progress)
+                found[begin // _SHARD] = part
+                advance(len(indices))
+    elif found:
+        progress.note(f"{title}: read from the cache ({folder})")
+    return _together(number, [part for part in found if part is not None])
+
+
+def _together(number: int, parts: list[tuple[Array, Array, list[str]]]) -> Rows:
+    shapes = [values.shape[1:] for values, _, _ in parts if len(values)]
+    kind = next((values.dtype for values, _, _ in parts if len(values)), np.dtype(np.float32))
+    together, readable = np.zeros((number, *(shapes[0] if shapes else ())), kind), np.zeros(number, bool)
+    for place, (values, kept, _) in enumerate(parts):
+        rows = place * _SHARD + kept
+        together[rows], readable[rows] = values, True
+    return Rows(together, readable, [problem for *_, problems in parts for problem in problems])
+
+
+def _read(path: Path, number: int, progress: Progress) -> tuple[Array, Array, list[str]] | None:
+    try:
+        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
+            values, kept, problems = file["values"], file["kept"], json.loads(str(file["problems"]))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        progress.note(f"the cache file {path} cannot be read ({error}); it is made anew")
+        return None
+    if len(values) != len(kept) or (len(kept) and kept.max() >= number) or len(kept) + len(problems) != number:
+        progress.note(f"the cache file {path} does not have {number} rows; it is made anew")
+        return None
+    return values, kept, list(problems)
+
+
+def _write(path: Path, part: tuple[Array, Array, list[str]], progress: Progress) -> None:
+    values, kept, problems = part
+    content = io.BytesIO()
+    np.savez(content, values=values, kept=kept, problems=np.array(json.dumps(problems)))
+    try:
+        write_whole(path, lambda file: file.write(content.getvalue()))
+    except OSError as error:
+        progress.note(f"{path.parent} could not be written ({error.strerror}); the run goes on without a cache")
+
+
+def digest_of(tensors: dict[str, Any]) -> str:
+    """16 hex digits of the contents of tensors and arrays by name."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        value = tensors[name]
+        array = value.detach().cpu().contiguous().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+        digest.update(f"{name} {array.dtype} {array.shape} ".encode() + np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,64 @@
+"""What is measured in a run beside its costs: predictions on the test samples, and representation drift."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from graspcl.buffer import Codes
+from graspcl.learner import Learner
+from graspcl.metric import drift
+
+Array = np.ndarray[Any, Any]
+
+_CHUNK = 4096
+
+
+class TestSet:
+    """The test samples: codes [n, …], labels [n] and the session `arrived` [n] that brought their classes."""
+
+    __test__ = False  # not a test of pytest's
+
+    def __init__(self, codes: Codes, labels: Array, arrived: Array) -> None:
+        self.codes, self.labels, self.arrived = codes, labels, arrived
+
+    def predict(self, learner: Learner, session: int) -> tuple[Array, float]:
+        """After a session: predictions [n], -1 for samples of classes to come; and the percent of the others whose
+        label is among the five most likely."""
+        known = np.flatnonzero(self.arrived <= session)
+        predicted = np.full(len(self.labels), -1)
+        hits = 0
+        for begin in range(0, len(known) if learner.classes else 0, _CHUNK):
+            rows = known[begin : begin + _CHUNK]
+            logits = learner.outputs(self.codes[rows], "logits")
+            names = np.asarray(learner.classes)
+            predicted[rows] = names[logits.argmax(1).numpy(force=True)]
+            best = names[logits.topk(min(5, logits.shape[1]), 1).indices.numpy(force=True)]
+            hits += int((best == self.labels[rows, None]).any(1).sum())
+        return predicted, 100 * hits / len(known) if len(known) else float("nan")
+
+    def accuracy(self, predicted: Array, session: int) -> float:
+        """Percent right among samples of classes that have arrived."""
+        known = self.arrived <= session
+        return float(100 * (predicted[known] == self.labels[known]).mean()) if known.any() else float("nan")
+
+
+class DriftMeter:
+    """Representation drift of held-out old samples: how far their embeddings move with every update (Appendix B)."""
+
+    def __init__(self, tests: TestSet, number: int, session: int, rng: np.random.Generator) -> None:
+        old = np.flatnonzero(tests.arrived < session)
+        chosen = np.sort(rng.permutation(old)[:number])
+        self.codes = tests.codes[chosen]
+        self.curve: list[float] = []
+        self._before: Array | None = None
+
+    def look(self, learner: Learner) -> None:
+        """Take the embeddings as they are now; from the second look on, the drift since the last one is noted."""
+        if not len(self.codes):
+            return
+        now = learner.outputs(self.codes, "embedding").double().numpy(force=True)
+        if self._before is not None:
+            self.curve.append(float(drift(self._before, now)))
+        self._before = now

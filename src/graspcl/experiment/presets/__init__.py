@@ -1,0 +1,72 @@
+"""Presets: the paper's experiments, and two streams that come by pip, as settings to begin from.
+
+Each is a TOML file beside this module: `settings`, and what other scales (`small`, `smoke`), veridical rehearsal and
+unbounded memory change in them.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+from typing import Any, Literal, get_args
+
+from graspcl.errors import GraspError, nearest
+from graspcl.experiment.config import Config
+from graspcl.experiment.settings import from_plain, merge, read_text
+
+Scale = Literal["full", "small", "smoke"]
+Rehearsal = Literal["latent", "veridical"]
+Memory = Literal["bounded", "unbounded"]
+
+_VARIANTS = ("veridical", "unbounded")
+
+
+def names() -> list[str]:
+    """Of all presets.
+
+    >>> "imagenet-300" in names()
+    True
+    """
+    files = resources.files(__name__).iterdir()
+    return sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
+
+
+def about(name: str) -> dict[str, str]:
+    """A preset's `title`, and where it stands in the `paper`."""
+    found = _read(name)
+    return {"title": found.get("title", name), "paper": found.get("paper", "–")}
+
+
+def preset(
+    name: str, scale: Scale = "full", rehearsal: Rehearsal = "latent", memory: Memory = "bounded", **changes: Any
+) -> Config:
+    """The settings of a preset; `changes` are whole fields of `Config`.
+
+    >>> from graspcl.experiment.config import Part
+    >>> config = preset("imagenet-300", policy=Part("uniform"))
+    >>> config.budget.updates, config.budget.batch_size, str(config.policy)
+    (1251, 512, 'uniform')
+    """
+    found = _read(name)
+    for what, kind, given in (("scale", Scale, scale), ("rehearsal", Rehearsal, rehearsal), ("memory", Memory, memory)):
+        if given not in get_args(kind):
+            raise GraspError(f"{what} cannot be {given!r}; {nearest(given, get_args(kind))}")
+    asked = [*(["veridical"] if rehearsal == "veridical" else []), *(["unbounded"] if memory == "unbounded" else [])]
+    settings = dict(found["settings"])
+    for layer in (found, found.get(scale, {})) if scale != "full" else (found,):
+        if layer is not found:
+            settings = merge(settings, {key: value for key, value in layer.items() if key not in _VARIANTS})
+        for variant in asked:
+            settings = merge(settings, layer.get(variant, {}))
+    words = [name, *([scale] if scale != "full" else []), *asked]
+    config = from_plain({**settings, "name": "-".join(words), "rehearsal": rehearsal}, f"the preset {name}")
+    return config.with_(**changes)
+
+
+def _read(name: str) -> dict[str, Any]:
+    if name not in names():
+        raise GraspError(f"there is no preset called {name!r}; {nearest(name, names())}")
+    text = (resources.files(__name__) / f"{name}.toml").read_text(encoding="utf-8")
+    found = read_text(text, f"the preset {name}")
+    if parent := found.pop("extends", None):
+        found = merge(_read(parent), found)
+    return found

@@ -1,0 +1,240 @@
+"""Everything that a run begins with: data, stream, network, codec, codes, and the learner that has met the base."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from graspcl.buffer import Buffer, Codes, rules
+from graspcl.codec import Codec, Encoded
+from graspcl.data import Samples
+from graspcl.errors import GraspError, nearest
+from graspcl.experiment.backbone import Backbone, build_network, encode_samples, make_backbone, make_codec
+from graspcl.experiment.cache import Rows, cached_rows, locked
+from graspcl.experiment.checkpoint import load_state, save_state
+from graspcl.experiment.config import (
+    BudgetConfig,
+    CheckpointConfig,
+    Config,
+    MeasureConfig,
+    Part,
+    StopConfig,
+    as_plain,
+    digest,
+)
+from graspcl.experiment.progress import Progress
+from graspcl.experiment.source import arrange, check_data, open_data
+from graspcl.learner import Learner, column_shapes, learners
+from graspcl.model import SplitNetwork, veridical
+from graspcl.policy import Budget, Policy, policies
+from graspcl.policy.uniform import UniformBalanced
+from graspcl.random import generator
+from graspcl.registry import parameter_names
+from graspcl.stream import Stream, streams
+
+Array = np.ndarray[Any, Any]
+
+_CHUNK = 16_384  # base samples that a learner meets at once
+
+
+def check(config: Config) -> None:
+    """Refuse, with the reason, what is misspelt or cannot work together; nothing is read or trained for that."""
+    policy = policies.create(config.policy.name, **config.policy.parameters)
+    given = {"network", "buffer", "policy", "optimiser", "rng", "device", "execution"}
+    learner, parameters = learners.get(config.learner.name), config.learner.parameters
+    valid = [name for name in parameter_names(learner) if name not in given]
+    for name in parameters:
+        if name not in valid:
+            hint = nearest(name, valid) if valid else "it takes none"
+            raise GraspError(f"learner {config.learner.name!r} has no parameter {name!r}; {hint}")
+    if learner.unbounded and config.buffer.capacity is not None:
+        raise GraspError(f"learner {config.learner.name!r} keeps everything it has seen: give the buffer no capacity")
+    streams.get(config.stream.kind)
+    _check_numbers(config)
+    check_data(config)
+    config.execution.resolve()
+    network = build_network(config)
+    codec = Encoded(config.data.pixels) if config.rehearsal == "veridical" else make_codec(config.codec)
+    make_learner(config, network, codec, policy, classes=1)
+
+
+def _check_numbers(config: Config) -> None:
+    stream, budget, stop = config.stream, config.budget, config.stop
+    if config.rehearsal == "veridical" and config.network.name == "vector":
+        raise GraspError(
+            f"{config.data.path} has no veridical rehearsal: its frozen part is a text encoder apart from the network"
+        )
+    if stream.imbalance is not None and stream.kind != "long_tailed":
+        raise GraspError(f"stream.imbalance is for long_tailed streams, and this one is {stream.kind}")
+    if stream.blurry and stream.kind != "class_incremental":
+        raise GraspError(f"stream.blurry is for class_incremental streams, and this one is {stream.kind}")
+    if config.base.method in ("supervised", "swav") and not stream.base_classes:
+        raise GraspError(f"base.method {config.base.method} needs classes to train on: --stream.base_classes N")
+    wrong = {
+        "seed": config.seed < 0,
+        "stream.base_classes": stream.base_classes < 0,
+        "stream.sessions": stream.sessions < 1,
+        "stream.chunk": stream.chunk < 1,
+        "budget.updates": budget.updates is not None and budget.updates < 0,
+        "budget.passes": budget.passes < 0,
+        "budget.times": budget.times <= 0,
+        "budget.batch_size": budget.batch_size < 1,
+        "stop.patience": stop.patience is not None and stop.patience < 1,
+        "stop.every": stop.every < 1,
+        "stop.share": not 0 < stop.share < 1,
+        "measure.drift": config.measure.drift < 0,
+        "base.passes": config.base.passes < 0,
+        "data.pixels": config.data.pixels < 1,
+    }
+    for name, bad in wrong.items():
+        if bad:
+            group, _, last = name.partition(".")
+            value = getattr(getattr(config, group), last) if last else config.seed
+            raise GraspError(f"{name} cannot be {value}")
+
+
+@dataclass(frozen=True)
+class Ready:
+    """What the runs of one seed share, whatever their policy and learner.
+
+    `codes` [N] are all samples', `readable` [N] tells which of them there are.
+    """
+
+    samples: Samples[Any]
+    order: Array
+    backbone: Backbone
+    codec: Codec
+    codes: Codes
+    readable: Array
+    problems: list[str]
+
+    def stream(self, config: Config) -> Stream:
+        """The stream, not yet begun, without samples that cannot be read."""
+        whole = arrange(config, self.samples, self.order)
+        if self.readable[whole.samples].all():
+            return whole
+        base, *sessions = (part[self.readable[part]] for part in (whole.base, *whole.sessions))
+        return Stream(base, sessions, whole.chunk, self.samples.labels, whole.tasks)
+
+
+_kept: dict[str, Ready] = {}
+
+
+def ready(config: Config, progress: Progress) -> Ready:
+    """Open the data, train or load the network, encode all samples; the last answer is remembered."""
+    plain = as_plain(config)
+    shared = ("seed", "data", "stream", "network", "codec", "rehearsal", "execution")
+    base = {name: plain["base"].get(name) for name in ("method", "weights", "epochs", "batch_size", "lr")}
+    key = digest([{name: plain.get(name) for name in shared}, base])
+    if key not in _kept:
+        found = _make_ready(config, progress)
+        _kept.clear()
+        _kept[key] = found
+    return _kept[key]
+
+
+def forget() -> None:
+    """Let go of what `ready` remembers."""
+    _kept.clear()
+
+
+def _make_ready(config: Config, progress: Progress) -> Ready:
+    samples, order = open_data(config)
+    for problem in samples.problems:
+        progress.note(problem)
+    stream = arrange(config, samples, order)
+    trains = config.base.method in ("supervised", "swav")
+    scanned = _scan(samples, config, progress) if trains or config.rehearsal == "veridical" else None
+    base = stream.base if scanned is None else stream.base[scanned.readable[stream.base]]
+    backbone = make_backbone(config, samples, base, order, progress)
+    if config.rehearsal == "veridical":
+        assert scanned is not None
+        codes, kept, _ = samples.encoded_some(np.arange(len(samples)))
+        everything = np.full(len(samples), b"", object)
+        everything[kept] = codes
+        return Ready(
+            samples, order, backbone, Encoded(config.data.pixels, whole=samples.whole), everything, scanned.readable,
+            [*samples.problems, *scanned.problems],
+        )  # fmt: skip
+    # Without base classes the codec learns from what comes first.
+    fit_on = base if len(base) else stream.sessions[0]
+    codec, rows = encode_samples(config, samples, backbone, fit_on, progress)
+    problems = [*samples.problems, *(problem for problem in rows.problems if problem)]
+    return Ready(samples, order, backbone, codec, torch.from_numpy(rows.values), rows.readable, problems)
+
+
+def _scan(samples: Samples[Any], config: Config, progress: Progress) -> Rows:
+    """Which samples can be read, found by reading them all once."""
+
+    def compute(indices: Array) -> tuple[Array, Array, list[str]]:
+        _, kept, problems = samples.read_some(indices)
+        return np.zeros((len(kept), 0), np.uint8), kept, problems
+
+    key = f"readable/{samples.name}-{samples.fingerprint()}"
+    return cached_rows(key, len(samples), compute, progress, f"looking through {samples.name}")
+
+
+# -- the learner ------------------------------------------------------------------------------------------------------
+
+
+def make_learner(config: Config, network: SplitNetwork, codec: Codec, policy: Policy, classes: int) -> Learner:
+    """A learner by its settings, for up to `classes` classes; `network` is taken as it is."""
+    if config.rehearsal == "veridical":
+        network = veridical(network)
+    rule = rules.create(config.buffer.maintenance.name, **config.buffer.maintenance.parameters)
+    kind, parameters = learners.get(config.learner.name), config.learner.parameters
+    columns = {**column_shapes(rule, network), **kind.columns(classes, **parameters)}
+    buffer = Buffer(config.buffer.capacity, codec, rule, columns, rng=generator(config.seed, "buffer"))
+    rng = generator(config.seed, "policy")
+    return kind(network, buffer, policy, config.optimiser, rng, execution=config.execution, **parameters)
+
+
+def new_learner(config: Config, start: Ready, policy: Policy | None = None) -> Learner:
+    """The learner of a run before it has seen anything."""
+    network = build_network(config, len(start.backbone.known))
+    network.load_state_dict(start.backbone.network.state_dict())
+    policy = policy or policies.create(config.policy.name, **config.policy.parameters)
+    learner = make_learner(config, network, copy.deepcopy(start.codec), policy, len(start.samples.classes))
+    learner.name_rows(start.backbone.known)
+    return learner
+
+
+def start_key(config: Config) -> str:
+    """Names all that `start_state` depends on, as far as settings tell."""
+    alike = replace(
+        config, name="", policy=Part("grasp"), budget=BudgetConfig(batch_size=config.budget.batch_size),
+        stop=StopConfig(), measure=MeasureConfig(), checkpoint=CheckpointConfig(),
+    )  # fmt: skip
+    return digest(as_plain(alike))[:16]
+
+
+def start_state(config: Config, start: Ready, folder: Path, progress: Progress) -> dict[str, Any]:
+    """The state of a learner after the base samples, from which the runs of all policies begin.
+
+    They are stored, and rehearsed uniformly for `base.passes` passes. The state lies in `folder` for the other runs.
+    """
+    file = folder / f"{start_key(config)}.safetensors"
+    with locked(folder / ".locks" / file.stem):
+        if file.exists():
+            try:
+                return load_state(file)
+            except GraspError as error:
+                progress.note(f"{error}; it is made anew")
+        optimiser = config.base.optimiser or config.optimiser
+        learner = new_learner(replace(config, optimiser=optimiser), start, UniformBalanced(replace=False))
+        base = start.stream(config).base
+        if len(base):
+            labels = start.samples.labels[base]
+            for begin in range(0, len(base), _CHUNK):
+                part = slice(begin, begin + _CHUNK)
+                learner.observe_codes(start.codes[base[part]], labels[part], base[part])
+            passes = Budget.passes(config.base.passes, len(learner.buffer), config.budget.batch_size)
+            learner.rehearse(passes)
+        state = {**learner.state_dict(), "policy": {}}
+        save_state(file, state)
+        return state
