@@ -64,6 +64,10 @@ class Registry(Generic[Part]):
 
         return add
 
+    def aliases(self, name: str) -> list[str]:
+        """Other names of the part called `name`."""
+        return sorted(alias for alias, own in self._aliases.items() if own == name)
+
     def names(self, pattern: str = "*") -> list[str]:
         """All names that match a shell pattern, sorted; aliases are left out."""
         self._load()
@@ -123,6 +127,16 @@ def parameter_names(part: type) -> list[str]:
     """
     parameters = inspect.signature(part).parameters.values()
     return [p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+
+
+def parameters(part: type) -> dict[str, Any]:
+    """The keyword parameters a part is made with, and their defaults.
+
+    >>> import dataclasses
+    >>> parameters(dataclasses.make_dataclass("P", [("a", int, 1)]))
+    {'a': 1}
+    """
+    return {p.name: p.default for p in inspect.signature(part).parameters.values() if p.default is not p.empty}
 
 
 def load_plugin(path: str | Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -61,9 +63,8 @@ def demo(
     load_plugins(plugin)
     choices = choose(policies) if policies else DEMO_CHOICES
     console = Console()
-    folder = run_folder(out, "demo")
     tables = []
-    with Bars(console) as bars, make_workers(workers, plugin) as processes:
+    with run_folder(out, "demo") as folder, Bars(console) as bars, make_workers(workers, plugin) as processes:
         for name in streams:
             # All the memory the demo's data need: photos are few.
             settings = preset(name, memory="unbounded" if name == "groceries" else "bounded")
@@ -135,9 +136,8 @@ def compare(
     choices = choose(policies, parse_values(policy), mode, learners, parse_values(learner))
     console = Console()
     execution = Execution(precision, compile, device).resolve()
-    folder = run_folder(out, "compare")
     memories = {}
-    with Bars(console) as bars, make_workers(workers, plugin) as processes:
+    with run_folder(out, "compare") as folder, Bars(console) as bars, make_workers(workers, plugin) as processes:
         for memory in ("unbounded", "bounded"):
             settings = preset(stream, rehearsal=rehearsal, memory=memory, execution=execution)
             fit = [choice for choice in choices if memory == "unbounded" or not choice.unbounded]
@@ -151,18 +151,24 @@ def compare(
 
 @app.command(name="policies")
 def show_policies(*, plugin: Plugins = []) -> None:  # noqa: B006
-    """List the rehearsal policies: what each needs, what it costs, where it comes from."""
+    """List the rehearsal policies: what each needs and costs, where it comes from, and its parameters."""
     from rich.box import SIMPLE_HEAD
+    from rich.markup import escape
     from rich.table import Table
 
     from graspcl.policy import policies
+    from graspcl.registry import parameters
 
     load_plugins(plugin)
-    table = Table("policy", "family", "balanced", "needs", "selection cost", "source", box=SIMPLE_HEAD)
-    table.columns[0].no_wrap = table.columns[1].no_wrap = True
+    table = Table("policy", "what it needs, costs, comes from; its parameters", box=SIMPLE_HEAD)
+    table.columns[0].no_wrap = True
     for policy in sorted(map(policies.get, policies.names()), key=lambda policy: (policy.family, policy.name)):
-        needs, balanced = ", ".join(sorted(policy.needs)), "yes" if policy.balanced else "no"
-        table.add_row(policy.name, policy.family, balanced, needs, policy.cost, policy.source)
+        needs = ", ".join(sorted(policy.needs))
+        about = [f"needs {needs}" if needs else "", policy.cost, policy.source]
+        about.append(" ".join(f"{name}={value}" for name, value in parameters(policy).items()))
+        about += [f"also called {also}" for also in policies.aliases(policy.name)]
+        kind = f"{policy.family}{', balanced' if policy.balanced else ''}"
+        table.add_row(f"{policy.name}\n[dim]{kind}[/dim]", escape("\n".join(filter(None, about))), end_section=True)
     Console().print(table)
 
 
@@ -192,11 +198,17 @@ def bench(
         raise SystemExit(1)
 
 
-def run_folder(out: Path, command: str) -> Path:
-    """A new folder for the runs of a command, made before any work is done."""
+@contextlib.contextmanager
+def run_folder(out: Path, command: str) -> Iterator[Path]:
+    """A new folder for the runs of a command, made before any work is done, and gone again if none was done."""
     folder = out / time.strftime(f"{command}-%Y%m%d-%H%M%S")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise GraspError(f"--out {out}: the run folder cannot be made there: {error.strerror}") from error
-    return folder
+    try:
+        yield folder
+    finally:
+        with contextlib.suppress(OSError):  # not empty
+            folder.rmdir()
+            out.rmdir()
