@@ -287,3 +287,16 @@ def test_rehearse_gives_inputs_and_labels() -> None:
     assert all(stored[tuple(x.tolist())] == int(y) for xs, ys in given for x, y in zip(xs, ys, strict=True))
     again = list(rehearse(buffer, policies.create("grasp"), Budget(2, 6), embed=network, rng=np.random.default_rng(3)))
     assert all(torch.equal(a[0], b[0]) for a, b in zip(given, again, strict=True))
+
+
+def test_groups_may_be_tasks_in_place_of_classes():
+    """Prototypes and balance are then of tasks, whatever the classes within them."""
+    buffer = Buffer(columns={"task": ((), np.int32)})
+    labels, tasks = np.array([0, 1, 2, 0, 3, 3]), np.array([0, 0, 0, 1, 1, 1])
+    buffer.insert(torch.eye(6), labels, columns={"task": tasks})
+    by_class = Session(buffer, Budget(1, 6), np.random.default_rng(0))
+    by_task = Session(buffer, Budget(1, 6), np.random.default_rng(0), groups_by="task")
+    assert by_class.groups.number == 4 and by_task.groups.number == 2
+    assert by_task.group_tensor.tolist() == tasks.tolist() and by_class.group_tensor.tolist() == labels.tolist()
+    drawn = np.bincount(tasks[next(iter(batches(policies.create("uniform_balanced", replace=False), by_task)))])
+    assert drawn.tolist() == [3, 3]

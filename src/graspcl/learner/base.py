@@ -37,6 +37,7 @@ class Learner:
 
     name: ClassVar[str] = ""
     unbounded: ClassVar[bool] = False  # it keeps all it has seen: its buffer takes no capacity
+    groups_by: str | None = None  # a column of the buffer that policies balance by, in place of the class
     offline: ClassVar[bool] = False  # new samples may exceed the buffer's capacity until the session ends
 
     def __init__(

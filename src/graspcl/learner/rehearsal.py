@@ -78,8 +78,9 @@ class Rehearsal:
         """Begin a session; or, with the `state` of an interrupted one and the learner restored as of then, go on."""
         self.learner, self.budget = learner, budget
         self.session = Session(
-            learner.buffer, budget, learner.rng, learner.network, learner.since, learner.rows, learner.device
-        )
+            learner.buffer, budget, learner.rng, learner.network, learner.since, learner.rows, learner.device,
+            groups_by=learner.groups_by,
+        )  # fmt: skip
         self.updates = 0
         self._losses: list[torch.Tensor] = []
         self._picks: list[Array] = []
@@ -115,7 +116,7 @@ class Rehearsal:
     def stop(self) -> None:
         """End the session before its budget is spent."""
         self._stopped = True
-        self._check_losses()
+        self._check(closely=True)
 
     def abandon(self) -> None:
         """Give the session up after its loss diverged: nothing was learned, but what arrived has arrived."""
@@ -126,6 +127,10 @@ class Rehearsal:
         """Select a mini-batch and update the plastic part on it."""
         try:
             self._step()
+        except Exception:
+            self._loader.close()
+            self._check(closely=True)  # what a policy stumbles over may be numbers that ran away
+            raise
         except BaseException:
             self._loader.close()
             raise
@@ -146,16 +151,16 @@ class Rehearsal:
         self._scaler.update()
         self._scheduler.step()
         costs.training_seconds += time.perf_counter() - begin
-        with selecting(self.session):
-            learner.policy.observe(slots, _feedback(batch))
         self._picks.append(np.asarray(slots, np.int32))
         self._losses.append(loss.detach())
         self.updates += 1
         costs.updates = self.updates
         costs.training_forward += len(slots)
         costs.training_backward += len(slots)
+        with selecting(self.session):
+            learner.policy.observe(slots, _feedback(batch))
         if self.updates % _CHECK_EVERY == 0 or self.done:
-            self._check_losses()
+            self._check(closely=self.done)
 
     def finish(self) -> SessionLog:
         """End the session: the learner's buffer is compressed and all its samples count as old from now on."""
@@ -180,6 +185,7 @@ class Rehearsal:
         return {
             "budget": asdict(self.budget),
             "updates": self.updates,
+            "stopped": self._stopped,
             "losses": torch.stack(self._losses).cpu() if self._losses else torch.empty(0),
             "picks": self._stacked(),
             "costs": asdict(self.session.costs),
@@ -193,7 +199,7 @@ class Rehearsal:
     def _load(self, state: dict[str, Any]) -> None:
         if state["budget"] != asdict(self.budget):
             raise GraspError(f"the session was begun with {Budget(**state['budget'])}, not {self.budget}")
-        self.updates = int(state["updates"])
+        self.updates, self._stopped = int(state["updates"]), bool(state["stopped"])
         self._losses = list(torch.as_tensor(state["losses"]).to(self.learner.device))
         self._picks = list(np.array(state["picks"]))
         self.session.costs = Costs(**state["costs"])
@@ -203,18 +209,28 @@ class Rehearsal:
             self._scaler.load_state_dict(dict(state["scaler"]))
         self._before, self._rng_before = dict(state["before"]), state["rng_before"]
 
-    def _check_losses(self) -> None:
+    def _check(self, closely: bool) -> None:
+        """Undo the session if its losses ran away; or, seen `closely`, the network after the last of them."""
         if not self._losses:
             return
         recent = torch.stack(self._losses[-_CHECK_EVERY:])
-        if recent.isfinite().all():
+        if not recent.isfinite().all():
+            at = self.updates - len(recent) + int((~recent.isfinite()).nonzero()[0])
+            what = f"the loss became {recent[~recent.isfinite()][0].item()} at update {at} of {self.budget.updates}"
+        elif closely and not self._sound():
+            what = f"the network's outputs became infinite by update {self.updates} of {self.budget.updates}"
+        else:
             return
         self._undo()
-        at = self.updates - len(recent) + int((~recent.isfinite()).nonzero()[0])
         raise Diverged(
-            f"the loss became {recent[~recent.isfinite()][0].item()} at update {at} of {self.budget.updates}; "
-            f"lower the learning rate ({self.learner.optimiser.lr}). The network is as it was before the session"
+            f"{what}; lower the learning rate ({self.learner.optimiser.lr}). "
+            "The network is as it was before the session"
         )
+
+    def _sound(self) -> bool:
+        """Whether the network still gives numbers; of the last update no loss tells."""
+        logits = self.learner.outputs(self.learner.buffer["codes"][self._picks[-1]], "logits")
+        return bool(logits.isfinite().all())
 
     def _undo(self) -> None:
         self.learner.network.load_state_dict(self._before)

@@ -47,7 +47,7 @@ class Grasp(PlannedPolicy):
         grasp_order(np.ones(2), np.zeros(2, np.int64), 2, np.random.default_rng(0))
 
     def plan(self, session: Session, budget: int, rng: np.random.Generator) -> Array:
-        distances = prototype_distances(session.embeddings, session.label_tensor).numpy(force=True)
+        distances = prototype_distances(session.embeddings, session.group_tensor).numpy(force=True)
         return grasp_draws(distances, session.groups, budget, rng, self.eps)
 
 

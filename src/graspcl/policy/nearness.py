@@ -25,7 +25,7 @@ class _ByDistance(PlannedPolicy):
     cost = "one forward pass over the buffer per session"
 
     def plan(self, session: Session, budget: int, rng: np.random.Generator) -> Array:
-        distances = prototype_distances(session.embeddings, session.label_tensor).numpy(force=True)
+        distances = prototype_distances(session.embeddings, session.group_tensor).numpy(force=True)
         return weighted_draws(self.weights(distances), session.groups, budget, rng)
 
     def weights(self, distances: Array) -> Array:

@@ -15,7 +15,7 @@ from graspcl.buffer import Buffer
 from graspcl.errors import GraspError
 from graspcl.policy.base import QUANTITIES
 from graspcl.policy.budget import Budget
-from graspcl.policy.drawing import Groups
+from graspcl.policy.drawing import Groups, group_by_class
 from graspcl.policy.gradients import Gradients, full_gradients, last_layer_gradients, losses_after_step
 
 Array = np.ndarray[Any, Any]
@@ -67,6 +67,7 @@ class Session:
     costs: Costs = field(default_factory=Costs)
     begun: bool = False  # from here on quantities of all samples would be those of another network than at the begin
     lr: float = 0.1  # the learning rate of the coming update, for policies that look one step ahead
+    groups_by: str | None = None  # a column of the buffer, such as the task, in place of the class
 
     @property
     def labels(self) -> Array:
@@ -78,10 +79,19 @@ class Session:
         """`labels` as int64 on the session's device."""
         return torch.from_numpy(self.labels).to(self.device, torch.int64)
 
+    @property
+    def group_tensor(self) -> torch.Tensor:
+        """What balanced policies balance and prototypes are of [N]: the class of each sample, or its task."""
+        if self.groups_by is None:
+            return self.label_tensor
+        return torch.from_numpy(self.buffer[self.groups_by].astype(np.int64)).to(self.device)
+
     @cached_property
     def groups(self) -> Groups:
-        """Slots by class."""
-        return Groups(*self.buffer.index.grouped())
+        """Slots by class, or by what stands in its place."""
+        if self.groups_by is None:
+            return Groups(*self.buffer.index.grouped())
+        return group_by_class(self.buffer[self.groups_by].astype(np.int64))
 
     @property
     def new(self) -> Array:
