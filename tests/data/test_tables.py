@@ -1,0 +1,536 @@
+"""Tables of texts in every format: what is found, what is left out and reported, and how it is split."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from graspcl.data import TextTable
+from graspcl.errors import GraspError
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "text"
+FORMATS = ["csv", "tsv", "jsonl", "parquet"]
+Row = tuple[object, object]
+
+
+def write(path: Path, rows: Sequence[Row], columns: tuple[str, str] = ("text", "label")) -> Path:
+    """Rows of a text and a label in the format that the name of the file asks for."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        pq.write_table(pa.table({name: [row[at] for row in rows] for at, name in enumerate(columns)}), path)
+    elif path.suffix == ".jsonl":
+        lines = [json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False) + "\n" for row in rows]
+        path.write_bytes("".join(lines).encode())
+    else:
+        with open(path, "w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, delimiter="\t" if path.suffix == ".tsv" else ",")
+            writer.writerows([columns, *rows])
+    return path
+
+
+def raw(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def everything(table: TextTable) -> list[tuple[str, str]]:
+    texts = table.read(np.arange(len(table)))
+    return [(text, table.classes[label]) for text, label in zip(texts, table.labels, strict=True)]
+
+
+def problems(table: TextTable) -> list[str]:
+    """Without the folder."""
+    return [problem.rpartition("/")[2] for problem in table.problems]
+
+
+ANIMALS: list[Row] = [("an ant", "insect"), ("a cod", "fish"), ("a bee", "insect"), ("a dab", "fish")]
+
+
+# -- formats -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_each_format(tmp_path: Path, kind: str) -> None:
+    table = TextTable(write(tmp_path / f"animals.{kind}", ANIMALS))
+    assert table.name == "animals" and table.classes == ["fish", "insect"] and not table.problems
+    assert everything(table) == ANIMALS
+    assert table.read([2, 0]) == ["a bee", "an ant"] and table.read([]) == []
+    assert len(table.train) == len(table.test) == 2
+
+
+def test_formats_are_the_same_samples(tmp_path: Path) -> None:
+    tables = [TextTable(write(tmp_path / f"animals.{kind}", ANIMALS)) for kind in FORMATS]
+    assert len({table.fingerprint() for table in tables}) == 1
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    texts=st.lists(st.text(st.characters(exclude_categories=["Cs"])).filter(lambda text: text.strip()), min_size=1),
+    kind=st.sampled_from(FORMATS),
+)
+@example(
+    texts=['he said "no",\n\tand\r\nwent', "a\rb", '"', "'", "\t\\N,;", "\ufeffx", "\u2028x\x85", "\0", "né 🦊"],
+    kind="csv",
+)
+@example(
+    texts=['he said "no",\n\tand\r\nwent', "a\rb", '"', "'", "\t\\N,;", "\ufeffx", "\u2028x\x85", "\0", "né 🦊"],
+    kind="tsv",
+)
+@example(texts=["\u2028x\x85\x1c", "\0", '\\"', "\ufeffx"], kind="jsonl")
+def test_texts_come_back_as_they_were(texts: list[str], kind: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        table = TextTable(write(Path(folder) / f"t.{kind}", [(text, "x") for text in texts]), test_share=0)
+        assert table.read(np.arange(len(table))) == texts and not table.problems
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_long_texts_are_kept_whole(tmp_path: Path, kind: str) -> None:
+    rows: list[Row] = [("word " * 20_000, "x"), ("word\n" * 100_000, "x"), ("short", "x")]
+    table = TextTable(write(tmp_path / f"long.{kind}", rows))
+    assert everything(table) == rows and not table.problems
+
+
+def test_the_limit_of_the_csv_module_is_put_back_after_errors_and_threads(tmp_path: Path) -> None:
+    before = csv.field_size_limit(1234)
+    with pytest.raises(GraspError):
+        TextTable(raw(tmp_path / "bad.csv", "a,b\n1,2\n"))
+    file = write(tmp_path / "long.csv", [("word " * 40_000, "x"), *ANIMALS * 200])
+    with ThreadPoolExecutor(4) as pool:
+        tables = list(pool.map(TextTable, [file] * 8))
+    assert {len(table) for table in tables} == {801}
+    assert csv.field_size_limit(before) == 1234
+
+
+def test_spreadsheets_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    assert TextTable(raw(tmp_path / "a.csv", "\ufefftext,label\none,x\n")).read([0]) == ["one"]
+    assert TextTable(raw(tmp_path / "a.jsonl", '\ufeff{"text": "one", "label": "x"}\n')).read([0]) == ["one"]
+
+
+def test_lines_may_end_in_any_way_and_columns_come_in_any_order(tmp_path: Path) -> None:
+    for end in ("\n", "\r\n", "\r"):
+        content = end.join(["id, label ,text", "1,x,one", "", '2,y,"two, or 2"'])
+        assert everything(TextTable(raw(tmp_path / "a.csv", content))) == [("one", "x"), ("two, or 2", "y")]
+
+
+def test_columns_of_other_names(tmp_path: Path) -> None:
+    for kind in FORMATS:
+        file = write(tmp_path / f"a.{kind}", ANIMALS, columns=("sentence", "class"))
+        assert everything(TextTable(file, text="sentence", label="class")) == ANIMALS
+
+
+# -- labels ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_whole_numbers_are_sorted_by_value(tmp_path: Path, kind: str) -> None:
+    table = TextTable(write(tmp_path / f"a.{kind}", [(f"text {n}", n) for n in (10, 9, 100, -1)]))
+    assert table.classes == ["-1", "9", "10", "100"] and table.labels.tolist() == [2, 1, 3, 0]
+
+
+def test_numbers_among_words_are_words(tmp_path: Path) -> None:
+    assert TextTable(write(tmp_path / "a.csv", [("a", "10"), ("b", "9"), ("c", "none")])).classes == ["10", "9", "none"]
+    assert TextTable(write(tmp_path / "b.csv", [("a", "9" * 5000), ("b", "9")])).classes == ["9", "9" * 5000]
+
+
+def test_labels_of_other_types(tmp_path: Path) -> None:
+    rows: list[Row] = [("a", 2.0), ("b", 10), ("c", " 2 "), ("d", float("nan")), ("e", 2.5), ("f", [1]), ("g", None)]
+    table = TextTable(write(tmp_path / "a.jsonl", rows))
+    assert everything(table) == [("a", "2"), ("b", "10"), ("c", "2")]
+    assert problems(table) == [
+        "a.jsonl row 4: no label",
+        "a.jsonl row 5: label is 2.5, neither text nor a whole number",
+        "a.jsonl row 6: label is [1], neither text nor a whole number",
+        "a.jsonl row 7: no label",
+    ]
+    assert TextTable(write(tmp_path / "b.parquet", [("a", True), ("b", False)])).classes == ["false", "true"]
+
+
+def test_parquet_columns_with_gaps_and_categories(tmp_path: Path) -> None:
+    columns = {
+        "text": pa.array(["a", "b", None, "d"]).dictionary_encode(),
+        "label": pa.array([1.0, None, 3.0, 3.0]),  # what pandas makes of whole numbers with gaps
+    }
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    table = TextTable(tmp_path / "a.parquet")
+    assert everything(table) == [("a", "1"), ("d", "3")]
+    assert problems(table) == ["a.parquet row 2: no label", "a.parquet row 3: no text"]
+
+
+# -- bad rows ----------------------------------------------------------------------------------------------------------
+
+
+def test_bad_rows_of_csv(tmp_path: Path) -> None:
+    rows = [
+        b"text,label",
+        b"good,x",
+        b'"of three\nlines, but\none row",x',
+        b",x",
+        b" \t,x",
+        b"no label,",
+        b"caf\xe9,x",
+        b"good too,\xff",
+        b"one column",
+        b"three,x,y",
+        b'"open" quote,x',
+        "café,x".encode(),
+    ]
+    table = TextTable(raw(tmp_path / "a.csv", b"\n".join(rows)))
+    assert [text for text, _ in everything(table)] == ["good", "of three\nlines, but\none row", "café"]
+    assert problems(table) == [
+        "a.csv row 4: empty text",
+        "a.csv row 5: empty text",
+        "a.csv row 6: no label",
+        "a.csv row 7: text is not UTF-8",
+        "a.csv row 8: label is not UTF-8",
+        "a.csv row 9: 1 column where the header has 2",
+        "a.csv row 10: 3 columns where the header has 2",
+        "a.csv row 11: malformed, is a quote left open? (',' expected after '\"')",
+    ]
+
+
+def test_a_blank_line_is_a_row_but_no_problem(tmp_path: Path) -> None:
+    table = TextTable(raw(tmp_path / "a.csv", "text,label\n\na,x\n\n,x\n\n"))
+    assert everything(table) == [("a", "x")] and problems(table) == ["a.csv row 5: empty text"]
+
+
+def test_bytes_that_are_not_utf8_matter_only_in_the_columns_used(tmp_path: Path) -> None:
+    table = TextTable(raw(tmp_path / "a.csv", b"note,text,label\n\xff,one,x\n"))
+    assert everything(table) == [("one", "x")] and not table.problems
+
+
+@pytest.mark.parametrize("after", ["", 'said "so",x\n', '"quoted",y\n'])
+def test_a_quote_left_open_costs_no_other_row(tmp_path: Path, after: str) -> None:
+    rows = "".join(f"text {n},{'xy'[n % 2]}\n" for n in range(50))
+    table = TextTable(raw(tmp_path / "a.csv", f'text,label\n{rows}"open,x\n{rows.replace("text", "more")}{after}'))
+    assert len(table) == 100 + bool(after)
+    assert len(table.problems) == 1 and "a.csv row 52: malformed, is a quote left open?" in table.problems[0]
+
+
+def test_lines_of_a_text_cut_off_do_not_become_classes(tmp_path: Path) -> None:
+    table = TextTable(raw(tmp_path / "a.csv", 'label,text\nx,one\ny,"two\nWell, it depends\non this, and that\nx,thr'))
+    assert everything(table) == [("one", "x"), ("thr", "x")] and table.classes == ["x"]
+    assert [problem.split(":")[0] for problem in problems(table)] == ["a.csv row 3", "a.csv row 4", "a.csv row 5"]
+
+
+def test_bad_rows_of_jsonl(tmp_path: Path) -> None:
+    lines = [
+        b'{"text": "good", "label": "x"}',
+        b'{"text": "cut off", "la',
+        b'["a", "x"]',
+        b"",
+        b'{"text": 3, "label": "x"}',
+        b'{"text": null, "label": "x"}',
+        b'{"text": ["a", "b"], "label": "x"}',
+        b'{"label": "x"}',
+        b'{"text": "no label"}',
+        b'{"text": "caf\xe9", "label": "x"}',
+        b'{"text": "half a pair: \\ud83e", "label": "x"}',
+        b'{"text": "", "label": "x"}',
+        b'{"text": ' + b"[" * 100_000,
+        b'{"text": "good too", "label": "x", "more": {}}',
+    ]
+    table = TextTable(raw(tmp_path / "a.jsonl", b"\n".join(lines)))
+    assert everything(table) == [("good", "x"), ("good too", "x")]
+    reasons = {int(problem.split()[2][:-1]): problem.partition(": ")[2] for problem in problems(table)}
+    assert reasons.pop(2).startswith("malformed JSON: Unterminated string starting at, character 21")
+    assert reasons.pop(13).startswith("malformed JSON: ")
+    assert reasons == {
+        3: "['a', 'x'] is not an object with columns",
+        5: "text is 3, not a string",
+        6: "no text",
+        7: "text is ['a', 'b'], not a string",
+        8: "no text",
+        9: "no label",
+        10: "not UTF-8",
+        11: "text is not UTF-8",
+        12: "empty text",
+    }
+
+
+def test_bad_rows_of_parquet(tmp_path: Path) -> None:
+    lengths = np.array([0, 1, 3, 3, 6], np.int32)  # "a", a byte that is not UTF-8 after "b", "", "def"
+    buffers = [None, pa.py_buffer(lengths.tobytes()), pa.py_buffer(b"ab\xffdef")]
+    texts = pa.Array.from_buffers(pa.string(), 4, buffers)
+    pq.write_table(pa.table({"text": texts, "label": ["x", "x", "x", "x"]}), tmp_path / "a.parquet")
+    table = TextTable(tmp_path / "a.parquet")
+    assert everything(table) == [("a", "x"), ("def", "x")]
+    assert problems(table) == ["a.parquet row 2: text is not UTF-8", "a.parquet row 3: empty text"]
+
+
+@pytest.mark.parametrize("values", [[1, 2], [["a"], ["b"]], [{"a": 1}, {"a": 2}], [None, None]])
+def test_a_parquet_column_without_texts(tmp_path: Path, values: list[Any]) -> None:
+    with pytest.raises(
+        GraspError, match=r"no rows that can be used; 2 are bad, the first: .* row 1: (text is|no text)"
+    ):
+        TextTable(write(tmp_path / "a.parquet", [(value, "x") for value in values]))
+
+
+def test_row_numbers_go_on_through_the_parts_of_a_large_parquet_file(tmp_path: Path) -> None:
+    rows: list[Row] = [(f"text {n}", "x") for n in range(150_000)]
+    rows[140_000] = ("", "x")
+    assert problems(TextTable(write(tmp_path / "a.parquet", rows))) == ["a.parquet row 140001: empty text"]
+
+
+def test_twenty_bad_rows_are_named_and_the_others_counted(tmp_path: Path) -> None:
+    bad: list[Row] = [("", "x")] * 15
+    write(tmp_path / "train.csv", [*ANIMALS, *bad])
+    write(tmp_path / "test.csv", [*bad, *ANIMALS])
+    found = problems(TextTable(tmp_path))
+    assert found[:15] == [f"train.csv row {n}: empty text" for n in range(6, 21)]
+    assert found[15:20] == [f"test.csv row {n}: empty text" for n in range(2, 7)]
+    assert found[20:] == ["and 10 more"]
+    assert len(problems(TextTable(write(tmp_path / "b.csv", [*ANIMALS, *bad[:5] * 4])))) == 20
+
+
+# -- files that cannot be used -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("a.csv", "", "a.csv is empty"),
+        ("a.csv", "text,label\n", "a.csv has no rows that can be used"),
+        (
+            "a.csv",
+            "text,label\n,x\n,y\n",
+            "a.csv has no rows that can be used; 2 are bad, the first: .* row 2: empty text",
+        ),
+        ("a.csv", "texts,label\na,x\n", "no column 'text'; its columns are texts, label; did you mean 'texts'"),
+        ("a.csv", "text;label\na;x\n", "no column 'text'; its columns are text;label"),
+        ("a.csv", "text,class\na,x\n", "no column 'label'; its columns are text, class$"),
+        ("a.csv", b"t\xe9xt,label\na,x\n", r"its columns are t\\udce9xt, label"),
+        ("a.csv", '"text,label\na,x\n', "the header, is malformed"),
+        ("a.csv", "text,label\na,x\n".encode("utf-16"), "is in UTF-16; save it as UTF-8"),
+        ("a.jsonl", '{"txt": "a", "label": "x"}\n', "no column 'text'; its columns are txt, label; did you mean 'txt'"),
+        ("a.jsonl", "nothing\n", "no rows that can be used; 1 are bad, the first: .* row 1: malformed JSON"),
+        ("a.jsonl", "", "no rows that can be used"),
+        ("a.parquet", "nothing", "cannot be read as a Parquet file"),
+        ("a.txt", "text,label\na,x\n", r"is no table; its name must end in one of \.csv, \.tsv"),
+    ],
+)
+def test_files_that_cannot_be_used(tmp_path: Path, name: str, content: str | bytes, message: str) -> None:
+    with pytest.raises(GraspError, match=message) as caught:
+        TextTable(raw(tmp_path / name, content))
+    str(caught.value).encode()  # can be printed
+
+
+def test_a_parquet_file_without_the_column(tmp_path: Path) -> None:
+    with pytest.raises(GraspError, match="no column 'text'; its columns are body, label"):
+        TextTable(write(tmp_path / "a.parquet", ANIMALS, columns=("body", "label")))
+
+
+def test_a_parquet_file_cut_short(tmp_path: Path) -> None:
+    whole = write(tmp_path / "a.parquet", [(f"text {n}", "x") for n in range(1000)]).read_bytes()
+    for damaged in (whole[:-200], whole[:50] + bytes(200) + whole[250:]):
+        with pytest.raises(GraspError, match=r"a\.parquet (cannot be read as a Parquet file|has no rows)"):
+            TextTable(raw(tmp_path / "a.parquet", damaged))
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"test_share": 1}, "test_share must be at least 0 and below 1, not 1"),
+        ({"test_per_class": -1}, "test_per_class must not be negative"),
+        ({"val": "trian"}, "val cannot be 'trian'; did you mean 'train'"),
+        ({"label": "text"}, "must be two columns, not both 'text'"),
+    ],
+)
+def test_impossible_options(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(GraspError, match=message):
+        TextTable(write(tmp_path / "a.csv", ANIMALS), **options)
+
+
+def test_paths_that_are_not_there(tmp_path: Path) -> None:
+    for path in (tmp_path / "none", tmp_path / "none.csv", (tmp_path / "none.csv", tmp_path / "none.csv")):
+        with pytest.raises(GraspError, match=r"there is no file or folder .*none"):
+            TextTable(path)
+    with pytest.raises(GraspError, match=r"has no file train\.csv to train on"):
+        TextTable(tmp_path)
+    with pytest.raises(GraspError, match="a pair of files to train and to test on, not 3 paths"):
+        TextTable(["a.csv", "b.csv", "c.csv"])
+
+
+# -- splits ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("test", ["test", "val", "valid", "validation", "dev", "Test"])
+def test_a_folder_with_two_files(tmp_path: Path, test: str) -> None:
+    write(tmp_path / "animals" / "train.csv", ANIMALS)
+    write(tmp_path / "animals" / f"{test}.jsonl", [("an emu", "fish"), ("an eft", "insect")])
+    write(tmp_path / "animals" / "oos_test.csv", [("a car", "thing")])
+    table = TextTable(tmp_path / "animals")
+    assert table.name == "animals" and table.read(table.test) == ["an emu", "an eft"]
+    assert [text for text, _ in ANIMALS] == table.read(table.train)
+
+
+def test_a_pair_of_files(tmp_path: Path) -> None:
+    pair = write(tmp_path / "one.csv", ANIMALS), write(tmp_path / "two.parquet", ANIMALS[:1])
+    for path in (pair, [str(file) for file in pair]):
+        table = TextTable(path)
+        assert table.read(table.train) == [text for text, _ in ANIMALS] and table.read(table.test) == ["an ant"]
+
+
+def test_what_becomes_of_val(tmp_path: Path) -> None:
+    for part in ("train", "val", "test"):
+        write(tmp_path / f"{part}.csv", [(f"{part} {n}", "x") for n in range(3)])
+
+    def parts(val: str) -> list[set[str]]:
+        table = TextTable(tmp_path, val=val, test_share=0)
+        return [{text.split()[0] for text in table.read(split)} for split in (table.train, table.test)]
+
+    assert parts("ignore") == [{"train"}, {"test"}] and parts("train") == [{"train", "val"}, {"test"}]
+    (tmp_path / "test.csv").unlink()
+    assert parts("ignore") == [{"train"}, {"val"}] and parts("train") == [{"train", "val"}, set()]
+
+
+def test_two_files_of_one_name(tmp_path: Path) -> None:
+    write(tmp_path / "train.csv", ANIMALS)
+    write(tmp_path / "train.tsv", ANIMALS)
+    with pytest.raises(GraspError, match=r"has both train\.csv and train\.tsv"):
+        TextTable(tmp_path)
+
+
+def test_classes_that_are_tested_but_not_trained_on(tmp_path: Path) -> None:
+    write(tmp_path / "train.csv", ANIMALS)
+    write(tmp_path / "test.csv", [("a car", "thing"), ("a cod", "fish")])
+    with pytest.raises(GraspError, match=r"test\.csv has classes that are not trained on: thing"):
+        TextTable(tmp_path)
+
+
+def test_without_a_test_file_a_share_of_each_class_is_held_out(tmp_path: Path) -> None:
+    rows: list[Row] = [(f"{c} {n}", c) for c, size in (("a", 40), ("b", 5), ("c", 1)) for n in range(size)]
+    table = TextTable(write(tmp_path / "t.csv", rows), test_share=0.2)
+    assert np.bincount(table.labels[table.test], minlength=3).tolist() == [8, 1, 0]
+    assert np.bincount(table.labels[table.train], minlength=3).tolist() == [32, 4, 1]
+    shuffled = TextTable(write(tmp_path / "u.csv", rows[::-1]), test_share=0.2)
+    assert set(shuffled.read(shuffled.test)) == set(table.read(table.test))  # by the text, not by its place
+    assert set(shuffled.ids[shuffled.test]) == set(table.ids[table.test])
+    assert len(TextTable(tmp_path / "t.csv", test_share=0).test) == 0
+
+
+def test_a_number_of_each_class_is_held_out(tmp_path: Path) -> None:
+    rows: list[Row] = [(f"{c} {n}", c) for c, size in (("a", 40), ("b", 5), ("c", 1)) for n in range(size)]
+    table = TextTable(write(tmp_path / "t.csv", rows), test_per_class=10)
+    assert np.bincount(table.labels[table.test], minlength=3).tolist() == [10, 4, 0] and len(table) == 46
+    fewer = TextTable(tmp_path / "t.csv", test_per_class=3)
+    assert set(fewer.read(fewer.test)) < set(table.read(table.test))
+
+
+def test_at_most_a_number_of_each_class_of_a_test_file(tmp_path: Path) -> None:
+    write(tmp_path / "train.csv", ANIMALS)
+    write(tmp_path / "test.csv", [(f"{c} {n}", c) for c, size in (("fish", 9), ("insect", 2)) for n in range(size)])
+    table = TextTable(tmp_path, test_per_class=3)
+    assert np.bincount(table.labels[table.test]).tolist() == [3, 2] and len(table.train) == 4 and len(table) == 9
+    assert TextTable(tmp_path).version == table.version  # the same files
+    assert TextTable(tmp_path).fingerprint() != table.fingerprint()
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    rows=st.lists(st.tuples(st.sampled_from("abcdefgh"), st.sampled_from("xyz")), min_size=1, max_size=40),
+    share=st.floats(0, 0.99),
+)
+def test_equal_texts_of_a_class_stay_together_and_have_ids_of_their_own(rows: list[Row], share: float) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        table = TextTable(write(Path(folder) / "t.csv", rows), test_share=share)
+    assert everything(table) == rows
+    train, test = ({everything(table)[row] for row in split} for split in (table.train, table.test))
+    assert not train & test and {label for _, label in train} == {label for _, label in rows}
+    assert len(set(table.ids.tolist())) == len(rows)
+    if share:
+        several = {label for _, label in rows if len({text for text, other in rows if other == label}) > 1}
+        assert {label for _, label in test} == several
+
+
+def test_ids_stay_when_rows_are_added(tmp_path: Path) -> None:
+    before = TextTable(write(tmp_path / "t.csv", ANIMALS))
+    after = TextTable(write(tmp_path / "t.csv", [("a cat", "mammal"), *ANIMALS, ANIMALS[0]]))
+    assert after.ids[1:5].tolist() == before.ids.tolist() and after.version != before.version
+
+
+# -- the hub -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_missing_package_is_named_in_one_line(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.parquet", ANIMALS)
+    program = f"""
+import sys
+from graspcl.data import TextTable
+from graspcl.errors import GraspError
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("datasets", "pyarrow"):
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Blocker())
+for load in (lambda: TextTable.from_hub("ag_news"), lambda: TextTable({str(file)!r})):
+    try:
+        load()
+    except GraspError as error:
+        print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == [
+        "datasets is not installed; install it with: pip install 'graspcl[text]'",
+        "pyarrow.parquet is not installed; install it with: pip install 'graspcl[text]'",
+    ], done.stderr
+
+
+def test_a_data_set_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    datasets = pytest.importorskip("datasets")
+    kinds = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["pos", "neg"])})
+    rows = {"train": [("good", 0), ("bad", 1), ("", 0), ("hm", -1), (None, 1)], "test": [("nice", 0)]}
+    for part, some in rows.items():
+        columns = {"text": [text for text, _ in some], "label": [label for _, label in some]}
+        datasets.Dataset.from_dict(columns, features=kinds).to_parquet(tmp_path / "films" / f"{part}.parquet")
+    table = TextTable.from_hub(str(tmp_path / "films"))
+    assert everything(table) == [("good", "pos"), ("bad", "neg"), ("nice", "pos")]
+    assert table.classes == ["neg", "pos"] and table.read(table.test) == ["nice"]
+    assert problems(table) == [
+        "films train row 3: empty text",
+        "films train row 4: no label",
+        "films train row 5: no text",
+    ]
+    with pytest.raises(GraspError, match="no column 'words'; its columns are text, label"):
+        TextTable.from_hub(str(tmp_path / "films"), text="words")
+    with pytest.raises(GraspError, match=r"the data set nobody/nothing cannot be had from the hub: .*nobody/nothing"):
+        TextTable.from_hub("nobody/nothing")
+
+
+# -- real data ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not (SHARED / "clinc150").is_dir(), reason="needs ../shared/data/text/clinc150")
+def test_clinc150() -> None:
+    table = TextTable(SHARED / "clinc150")
+    assert len(table.classes) == 150 and "oos" not in table.classes and not table.problems
+    assert np.bincount(table.labels[table.train]).tolist() == [100] * 150
+    assert np.bincount(table.labels[table.test]).tolist() == [30] * 150
+    merged = TextTable(SHARED / "clinc150", val="train")
+    assert np.bincount(merged.labels[merged.train]).tolist() == [120] * 150
+    assert merged.ids[merged.test].tolist() == table.ids[table.test].tolist()
+
+
+@pytest.mark.skipif(not (SHARED / "yelp").is_dir(), reason="needs ../shared/data/text/yelp")
+def test_real_texts_are_what_the_csv_module_reads() -> None:
+    table = TextTable(SHARED / "yelp" / "train.csv")
+    content = (SHARED / "yelp" / "train.csv").read_text(encoding="utf-8")
+    rows = list(csv.DictReader(io.StringIO(content, newline="")))
+    assert everything(table) == [(row["text"], row["label"]) for row in rows]
