@@ -41,7 +41,7 @@ def test_contract(name, parameters, policy):
 
 
 def test_all_are_known_by_name():
-    assert learners.names() == ["derpp", "finetune", "gdumb", "offline", "siesta"]
+    assert learners.names() == ["derpp", "finetune", "gdumb", "idbr", "offline", "siesta"]
 
 
 # -- DER++ -----------------------------------------------------------------------------------------------------------

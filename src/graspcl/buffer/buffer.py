@@ -192,13 +192,20 @@ class Buffer(Slots):
         self._overfull = False
         return gone
 
+    def remove(self, slots: Any) -> None:
+        """Forget the samples in `slots` [m]; what was counted of the stream stays counted. Remaining samples move so
+        that slots stay 0 … n-1; their columns move along."""
+        gone = np.unique(np.asarray(slots, np.int64))
+        if len(gone) and (gone[0] < 0 or gone[-1] >= self._count):
+            raise GraspError(f"slots lie in 0 … {self._count - 1}, not {gone[0]} … {gone[-1]}; nothing was removed")
+        self.index.discard(gone, self.labels[gone].astype(np.int64))
+        self._close_gaps(gone)
+        self.maintenance.renumbered(self)
+
     def clear(self) -> None:
         """Forget every stored sample; what was counted of the stream stays counted."""
-        everything = np.arange(self._count)
-        self.index.discard(everything, self.labels.astype(np.int64))
-        self._close_gaps(everything)
+        self.remove(np.arange(self._count))
         self._overfull = False
-        self.maintenance.renumbered(self)
 
     # -- state -----------------------------------------------------------------------------------------------------
 

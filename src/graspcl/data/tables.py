@@ -213,7 +213,7 @@ def _check_val(val: str) -> None:
 
 def _hub_parts(name: str, config: str | None, text: str, label: str, val: str) -> Parts:
     _check_val(val)
-    hub = require("datasets", "text")
+    hub = require("datasets", "hub")
     try:
         splits = hub.load_dataset(name, config)
     except Exception as error:  # it lets errors of several packages through

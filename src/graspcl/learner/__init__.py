@@ -3,6 +3,7 @@
 from graspcl.learner.base import Learner, learners
 from graspcl.learner.derpp import Derpp
 from graspcl.learner.finetune import Finetune
+from graspcl.learner.idbr import Idbr
 from graspcl.learner.knowledge import column_shapes
 from graspcl.learner.optimiser import Optimiser
 from graspcl.learner.rehearsal import Batch, Diverged, Rehearsal, SessionLog
@@ -15,6 +16,7 @@ __all__ = [
     "Diverged",
     "Finetune",
     "GDumb",
+    "Idbr",
     "Learner",
     "Offline",
     "Optimiser",

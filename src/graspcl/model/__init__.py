@@ -2,7 +2,7 @@
 
 from graspcl.model.efficientnet import efficientnet_lite0, efficientnet_lite0_classifier
 from graspcl.model.execution import Execution
-from graspcl.model.head import CosineHead
+from graspcl.model.head import CosineHead, Head, LinearHead
 from graspcl.model.layers import (
     ChannelsLast,
     FrozenBatchNorm2d,
@@ -23,6 +23,8 @@ from graspcl.model.small import small_network
 from graspcl.model.split import Outputs, SplitNetwork
 from graspcl.model.text import StaticTextEncoder
 from graspcl.model.timm import timm_network
+from graspcl.model.tokens import Tokenizer, packaged_encoder
+from graspcl.model.transformer import transformer_network
 from graspcl.model.veridical import veridical
 from graspcl.model.zoo import NETWORKS, make_network
 
@@ -33,8 +35,10 @@ __all__ = [
     "Execution",
     "FrozenBatchNorm2d",
     "GlobalAveragePool",
+    "Head",
     "ImageInput",
     "InvertedResidual",
+    "LinearHead",
     "MobileViTBlock",
     "Outputs",
     "PaddedConv2d",
@@ -44,6 +48,7 @@ __all__ = [
     "SqueezeExcitation",
     "StandardizedConv2d",
     "StaticTextEncoder",
+    "Tokenizer",
     "TransformerLayer",
     "build",
     "efficientnet_lite0",
@@ -53,8 +58,10 @@ __all__ = [
     "make_network",
     "mobilenet_v3_large",
     "mobilevit_s",
+    "packaged_encoder",
     "small_network",
     "timm_network",
+    "transformer_network",
     "vector_network",
     "veridical",
 ]

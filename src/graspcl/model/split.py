@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from graspcl.errors import GraspError
 from graspcl.model.execution import Execution
-from graspcl.model.head import CosineHead
+from graspcl.model.head import CosineHead, Head
 
 
 class Outputs(NamedTuple):
@@ -36,7 +36,7 @@ class SplitNetwork(nn.Module):
     (torch.Size([2, 3]), 1.0)
     """
 
-    def __init__(self, frozen: nn.Module, plastic: nn.Module, head: CosineHead, neck: nn.Module | None = None) -> None:
+    def __init__(self, frozen: nn.Module, plastic: nn.Module, head: Head, neck: nn.Module | None = None) -> None:
         super().__init__()
         self.frozen = frozen.requires_grad_(False)
         self.plastic = plastic

@@ -16,6 +16,7 @@ from graspcl.model.mobilevit import mobilevit_s
 from graspcl.model.small import small_network
 from graspcl.model.split import SplitNetwork
 from graspcl.model.timm import timm_network
+from graspcl.model.transformer import transformer_network
 from graspcl.registry import parameter_names
 
 MakeNetwork = Callable[..., SplitNetwork]
@@ -25,6 +26,7 @@ NETWORKS: dict[str, MakeNetwork] = {
     "mobilenet_v3_large": mobilenet_v3_large,
     "mobilevit_s": mobilevit_s,
     "small": small_network,
+    "transformer": transformer_network,
     "vector": vector_network,
 }
 """What `make_network` knows beside timm's networks; one's own function with `classes` and `generator` may be added."""
