@@ -36,6 +36,7 @@ HEAVY = {
     "PIL": {"data"},
     "pyarrow": {"data"},
     "scipy": {"metric"},
+    "plotly": {"report"},
     "rich": {"report", "cli", "bench"},
     "cyclopts": {"cli"},
 }

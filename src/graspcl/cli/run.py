@@ -7,17 +7,26 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 from rich.console import Console
+from rich.markup import escape
 
-from graspcl.cli.options import AtLeastOne, Plugins, load_plugins, parse_settings
+from graspcl.cli.options import (
+    AtLeastOne,
+    Kind,
+    Memory,
+    Plugins,
+    Scale,
+    Settings,
+    load_plugins,
+    parse_settings,
+    refuse,
+    resolve,
+)
 from graspcl.errors import GraspError
 
 if TYPE_CHECKING:
     from graspcl.experiment import Config
 
-Scale = Literal["full", "small", "smoke"]
-Memory = Literal["bounded", "unbounded"]
-Kind = Literal["latent", "veridical"]
-Settings = Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]
+List = Annotated[str, Parameter(show_default=False)]  # its help tells the default
 stream = App(name="stream", help="Show or save the order in which samples arrive.")
 
 
@@ -28,8 +37,8 @@ def presets() -> None:
 
     from graspcl.experiment.presets import about, names
 
-    table = Table("preset", "what", "paper", box=SIMPLE_HEAD)
-    table.columns[0].no_wrap = True
+    table = Table("preset", "what", "paper", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.columns[0].no_wrap, table.columns[2].max_width = True, 18
     for name in names():
         found = about(name)
         table.add_row(name, found["title"], found["paper"])
@@ -42,27 +51,22 @@ def presets() -> None:
 
 def show(
     what: str,
+    /,
     *settings: Settings,
     scale: Scale = "full",
-    rehearsal: Kind = "latent",
+    rehearsal: Kind | None = None,
     memory: Memory = "bounded",
     plugin: Plugins = [],  # noqa: B006  (never changed; cyclopts shows it as the default)
 ) -> None:
-    """Print the settings that a run would have, as TOML.
+    """Print the settings that a run would have, as TOML: all that can be changed, and what `graspcl run` takes.
 
-    Any of them can be changed by its dotted name: --buffer.capacity 0.2GB, --optimiser.lr 0.5, --policy mir
-    --policy.candidates 50.
+    Any of them is an option, by its dotted name: --optimiser.lr 0.5, --policy mir --policy.candidates 50. A group's
+    name alone stands for the first of the group: --buffer 0.2GB.
 
     Parameters
     ----------
     what
         A preset, a TOML file, or the folder of a run.
-    scale
-        The paper's, or fewer classes, sessions and pixels: small for a CPU, smoke for a first look.
-    rehearsal
-        Of latents, or of images as they came.
-    memory
-        The preset's bounded buffer, or one that keeps everything.
     """
     import tomli_w
 
@@ -70,7 +74,7 @@ def show(
     from graspcl.experiment.presets import about, names
 
     load_plugins(plugin)
-    config = resolve(what, settings, scale, rehearsal, memory)
+    config = resolve(show, what, settings, scale, rehearsal, memory)
     if what in names():
         found = about(what)
         print(f"# {found['title']} (paper: {found['paper']})")
@@ -79,28 +83,23 @@ def show(
 
 def run(
     what: str,
+    /,
     *settings: Settings,
     scale: Scale = "full",
-    rehearsal: Kind = "latent",
+    rehearsal: Kind | None = None,
     memory: Memory = "bounded",
     out: Path = Path("runs"),
     plugin: Plugins = [],  # noqa: B006
 ) -> None:
     """Run an experiment. If it was stopped before, the same command goes on where it was.
 
-    Any setting can be changed by its dotted name: --policy uniform, --buffer.capacity 0.2GB, --seed 3, --data PATH;
+    Any setting is an option, by its dotted name: --data PATH, --policy uniform, --buffer.capacity 0.2GB, --seed 3.
     `graspcl show PRESET` prints all of them.
 
     Parameters
     ----------
     what
         A preset, or a TOML file.
-    scale
-        The paper's, or fewer classes, sessions and pixels: small for a CPU, smoke for a first look.
-    rehearsal
-        Of latents, or of images as they came.
-    memory
-        The preset's bounded buffer, or one that keeps everything.
     out
         Below it the run gets a folder of its own.
     """
@@ -109,7 +108,7 @@ def run(
     from graspcl.report import run_table
 
     load_plugins(plugin)
-    config = resolve(what, settings, scale, rehearsal, memory)
+    config = resolve(run, what, settings, scale, rehearsal, memory)
     console = Console()
     folder = out / config.path
     with Bars(console) as bars:
@@ -120,20 +119,23 @@ def run(
 
 def sweep(
     what: str,
+    /,
     *settings: Settings,
     policies: str = "grasp,uniform_balanced",
-    learners: str = "",
+    learners: List = "",
     seeds: str = "3",
     updates: str = "1x",
-    buffer: str = "",
+    buffer: List = "",
     scale: Scale = "full",
-    rehearsal: Kind = "latent",
+    rehearsal: Kind | None = None,
     memory: Memory = "bounded",
     workers: AtLeastOne | None = None,
     out: Path = Path("runs"),
     plugin: Plugins = [],  # noqa: B006
 ) -> None:
     """Run a preset with several policies, seeds, budgets and buffers; what is finished already is skipped.
+
+    Any other setting is an option, by its dotted name, as for `graspcl run`.
 
     Parameters
     ----------
@@ -149,12 +151,6 @@ def sweep(
         Comma-separated budgets: 0.5x is half of the preset's, 500 is 500 updates per session.
     buffer
         Comma-separated capacities, such as 0.1GB,0.2GB,none; by default the preset's.
-    scale
-        The paper's, or fewer classes, sessions and pixels.
-    rehearsal
-        Of latents, or of images as they came.
-    memory
-        The preset's bounded buffer, or one that keeps everything.
     workers
         Runs at the same time, each in a process of its own; by default one per core.
     out
@@ -164,18 +160,29 @@ def sweep(
     from graspcl.experiment import make_workers
     from graspcl.experiment import sweep as run_all
     from graspcl.experiment.grid import grid
+    from graspcl.experiment.settings import single
     from graspcl.report import sweep_table
 
     load_plugins(plugin)
-    config = resolve(what, settings, scale, rehearsal, memory)
+    decided = {"policy": "--policies", "seed": "--seeds", "checkpoint.keep": "a sweep, which keeps results alone,"}
+    if learners:
+        decided["learner"] = "--learners"
+    if buffer:
+        decided["buffer.capacity"] = "--buffer"
+        if memory == "unbounded":
+            raise GraspError("--memory unbounded is --buffer none: give one of them")
+    if "x" not in updates:
+        decided |= dict.fromkeys(("budget.updates", "budget.passes", "budget.times"), "--updates")
+    refuse(single(parse_settings(settings)), decided)
+    config = resolve(sweep, what, settings, scale, rehearsal, memory)
     configs = grid(config, policies, learners, seeds, updates, buffer)
     console = Console()
     with Bars(console) as bars, make_workers(workers, plugin) as processes:
         outcome = run_all(configs, out, bars, processes, f"{config.name}: {len(configs)} runs")
-    console.print()
-    console.print(sweep_table(config.name, outcome.finished))
+    if outcome.finished:
+        console.print(sweep_table(config.name, outcome.finished, width=console.width))
     for path, reason in outcome.failed.items():
-        console.print(f"[red]failed[/red] {path}: {reason}", soft_wrap=True)
+        console.print(f"[red]failed[/red] {escape(f'{path}: {reason}')}", soft_wrap=True)
     console.print(
         f"{len(outcome.finished)} runs finished, {len(outcome.failed)} failed: {out / config.name}", soft_wrap=True
     )
@@ -219,36 +226,50 @@ def runs(
 
 
 @stream.command(name="show")
-def show_stream(what: str, *settings: Settings, scale: Scale = "full", rehearsal: Kind = "latent") -> None:
+def show_stream(
+    what: str,
+    /,
+    *settings: Settings,
+    scale: Scale = "full",
+    plugin: Plugins = [],  # noqa: B006
+) -> None:
     """Show what a stream brings, session by session.
 
     Parameters
     ----------
     what
         A preset, a TOML file, the folder of a run, or a stream that was saved.
-    scale
-        Of the preset.
-    rehearsal
-        Of the preset.
     """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     from graspcl.stream import describe
 
-    arriving, names = _stream(what, settings, scale, rehearsal)
-    table = Table("session", "samples", "classes", "new", "the first new", "largest", "smallest", box=SIMPLE_HEAD)
+    load_plugins(plugin)
+    arriving, names = _stream(what, settings, scale)
+    table = Table("session", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("samples", "classes", "new"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for heading in ("the first new", "largest", "smallest"):
+        table.add_column(heading, overflow="fold")
     for row in describe(arriving, names):
         table.add_row(
             "base" if row["session"] == 0 else str(row["session"]), f"{row['samples']:,}", str(row.get("classes", "–")),
-            str(row.get("new_classes", "–")), ", ".join(row.get("first_new", [])),
-            *(f"{row.get(size)} {row.get(f'{size}_samples')}" for size in ("largest", "smallest")),
+            str(row.get("new_classes", "–")), escape(", ".join(row.get("first_new", []))),
+            *(escape(f"{row.get(size, '–')}: {row.get(f'{size}_samples', '–')}") for size in ("largest", "smallest")),
         )  # fmt: skip
     Console().print(table)
 
 
 @stream.command(name="save")
-def save_a_stream(what: str, *settings: Settings, out: Path, scale: Scale = "full", rehearsal: Kind = "latent") -> None:
+def save_stream(
+    what: str,
+    /,
+    *settings: Settings,
+    out: Path,
+    scale: Scale = "full",
+    plugin: Plugins = [],  # noqa: B006
+) -> None:
     """Write the stream of a preset or TOML file to a file, for --stream.file.
 
     Parameters
@@ -257,54 +278,37 @@ def save_a_stream(what: str, *settings: Settings, out: Path, scale: Scale = "ful
         A preset, or a TOML file.
     out
         The file to write.
-    scale
-        Of the preset.
-    rehearsal
-        Of the preset.
     """
-    from graspcl.experiment.source import arrange, open_data
-    from graspcl.experiment.start import check
-    from graspcl.stream import save_stream
+    from graspcl.stream import save_stream as write
 
-    config = resolve(what, settings, scale, rehearsal, "bounded")
-    check(config)
-    samples, order = open_data(config)
-    save_stream(arrange(config, samples, order), out, fingerprint=samples.fingerprint(), ids=samples.ids)
+    load_plugins(plugin)
+    samples, arriving = _arranged(resolve(save_stream, what, settings, scale))
+    write(arriving, out, fingerprint=samples.fingerprint(), ids=samples.ids)
     print(f"wrote {out}")
 
 
-def _stream(what: str, settings: tuple[str, ...], scale: Scale, rehearsal: Kind) -> tuple[Any, list[str] | None]:
+def _stream(what: str, settings: tuple[str, ...], scale: Scale) -> tuple[Any, list[str] | None]:
     import json
 
-    from graspcl.experiment.source import arrange, open_data
-    from graspcl.experiment.start import check
+    from graspcl.experiment.presets import names
     from graspcl.stream import load_stream
 
     path = Path(what)
-    saved = path / "stream.npz" if path.is_dir() else path
+    saved = path / "stream.npz" if path.is_dir() and what not in names() else path
     if saved.suffix == ".npz":
+        if settings or scale != "full":
+            raise GraspError(f"{saved} is a stream that was saved: it has no settings")
         classes = saved.with_name("classes.json")
         return load_stream(saved), json.loads(classes.read_text()) if classes.exists() else None
-    config = resolve(what, settings, scale, rehearsal, "bounded")
+    samples, arriving = _arranged(resolve(show_stream, what, settings, scale))
+    return arriving, samples.classes
+
+
+def _arranged(config: Config) -> tuple[Any, Any]:
+    """The samples of a run, and their stream."""
+    from graspcl.experiment.source import arrange, open_data
+    from graspcl.experiment.start import check
+
     check(config)
     samples, order = open_data(config)
-    return arrange(config, samples, order), samples.classes
-
-
-def resolve(what: str, settings: tuple[str, ...], scale: Scale, rehearsal: Kind, memory: Memory) -> Config:
-    """The settings of a preset, a TOML file or a run's folder, with changes from the command line."""
-    from graspcl.experiment import change, from_plain, preset
-    from graspcl.experiment.presets import names
-    from graspcl.experiment.settings import read_toml
-
-    path = Path(what)
-    if path.suffix == ".toml" or path.is_dir():
-        if (scale, rehearsal, memory) != ("full", "latent", "bounded"):
-            raise GraspError("--scale, --rehearsal and --memory are of presets; in a file they are written out")
-        file = path / "config.toml" if path.is_dir() else path
-        config = from_plain({"name": file.stem, **read_toml(file)}, str(file))
-    elif what in names() or not path.exists():
-        config = preset(what, scale, rehearsal, memory)
-    else:
-        raise GraspError(f"{what} is neither a preset nor a TOML file")
-    return change(config, parse_settings(settings))
+    return samples, arrange(config, samples, order)

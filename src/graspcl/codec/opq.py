@@ -65,6 +65,8 @@ class OPQ(Codec):
         if len(vectors) > self.samples:
             choice = torch.Generator().manual_seed(self.seed)
             vectors = vectors[torch.randperm(len(vectors), generator=choice)[: self.samples]]
+        # With fewer vectors than dimensions faiss writes beyond its memory; told twice they teach the same.
+        vectors = vectors.repeat(-(-dim // len(vectors)), 1)
         x = vectors.float().cpu().contiguous().numpy()
         bits = self.size.bit_length() - 1
         rotation = faiss.OPQMatrix(dim, self.codebooks)

@@ -23,7 +23,7 @@ from graspcl.codec import Codec, codecs
 from graspcl.data import Samples
 from graspcl.errors import GraspError
 from graspcl.experiment.cache import Rows, cache_folder, cached_rows, digest_of, locked
-from graspcl.experiment.checkpoint import load_state, save_state
+from graspcl.experiment.checkpoint import drop_unfinished, load_state, save_state
 from graspcl.experiment.config import Config, Part, as_plain, digest
 from graspcl.experiment.progress import Progress
 from graspcl.model import SplitNetwork, make_network
@@ -34,6 +34,8 @@ from graspcl.registry import parameter_names
 Array = np.ndarray[Any, Any]
 
 _LATENTS = 2 * 10**9  # bytes; more are not kept beside their codes
+_TRAINING = "training.safetensors"  # the state of a training under way
+_STATES = ("_extra_state", "num_batches_tracked")  # generators and counters, which are not part of a weights file
 _VERSION = 1  # raised when an encoder or its preprocessing changes what it gives, so that no old cache is taken
 
 
@@ -70,13 +72,14 @@ def make_backbone(config: Config, samples: Samples[Any], base: Array, order: Arr
     folder = cache_folder() / "base" / key
     with locked(folder):
         file = folder / "network.safetensors"
-        if file.exists():
-            log = dict(read_header(file)["settings"])
-            load_weights(network, file)
-            progress.note(f"base training was done before ({file})")
-        else:
+        log = _trained_before(network, file, progress)
+        if log is None:
+            drop_unfinished(folder)
+            # The file has weights alone; with them a run begins the same whether it was there or not.
+            states = {name: value.clone() for name, value in network.state_dict().items() if name.endswith(_STATES)}
             log = _train(config, network, samples, base, known, folder, progress)
             _save(network, file, log, progress)
+            network.load_state_dict(states, strict=False)
     rows = known if method == "supervised" else known[:0]
     return Backbone(network, rows, True, {"key": key, **log})
 
@@ -92,6 +95,20 @@ def _loaded(config: Config, samples: Samples[Any], known: Array) -> Backbone:
     network = build_network(config, len(known) if fits else 0)
     report = load_weights(network, weights)
     return Backbone(network, known if fits else known[:0], False, {"method": "weights", "loaded": str(report)})
+
+
+def _trained_before(network: SplitNetwork, file: Path, progress: Progress) -> dict[str, Any] | None:
+    """Load the network of a training that is in the cache; returns its log, None where there is none to be had."""
+    if not file.exists():
+        return None
+    try:
+        log = dict(read_header(file)["settings"])
+        load_weights(network, file)
+    except GraspError as error:
+        progress.note(f"{error}; base training is done anew")
+        return None
+    progress.note(f"base training was done before ({file})")
+    return log
 
 
 def _training_key(config: Config, samples: Samples[Any], base: Array, network: SplitNetwork) -> str:
@@ -115,7 +132,7 @@ def _train(
     row_of[known] = np.arange(len(known))
     rows, rng = row_of[samples.labels[base]], generator(config.seed, "base")
     trainer = make_trainer(network, config.base.method, samples.read, base, rows, settings, rng)  # type: ignore[arg-type]
-    checkpoint = folder / "training.safetensors"
+    checkpoint = folder / _TRAINING
     if checkpoint.exists():
         try:
             trainer.load_state_dict(load_state(checkpoint))
@@ -125,20 +142,20 @@ def _train(
     left = (settings.epochs - len(trainer.log)) * len(base)
     with progress.task(f"base training ({config.base.method}, {settings.epochs} epochs)", left) as advance:
         trainer.run(lambda training: _keep(checkpoint, training.state_dict(), progress), advance)
-    checkpoint.unlink(missing_ok=True)
     return {"method": config.base.method, "epochs": [vars(epoch) for epoch in trainer.log]}
 
 
-def _keep(checkpoint: Path, state: dict[str, Any], progress: Progress) -> None:
+def _keep(file: Path, state: dict[str, Any], progress: Progress) -> None:
     try:
-        save_state(checkpoint, state)
+        save_state(file, state)
     except GraspError as error:
-        progress.note(f"{error}; if it is stopped, base training begins anew")
+        progress.note(f"{error}; if the run is stopped, this work is done anew")
 
 
 def _save(network: SplitNetwork, file: Path, log: dict[str, Any], progress: Progress) -> None:
     try:
         save_weights(network, file, settings=log)
+        (file.parent / _TRAINING).unlink(missing_ok=True)  # not before: until then training goes on from there
     except (GraspError, OSError) as error:
         progress.note(f"the trained network could not be kept ({error}); the run goes on")
 
@@ -159,13 +176,7 @@ def encode_samples(
     frozen = network.frozen.state_dict()
     key = f"{samples.name}-{samples.fingerprint()}-{digest_of(frozen)}-v{_VERSION}"
     latents = None if backbone.trained else _latents(config, samples, network, key, progress)
-    codec = _codec(config)
-    if codec is None:
-        codec = make_codec(config.codec)
-        if latents is not None:
-            codec.fit(torch.from_numpy(latents.values[fit_on[latents.readable[fit_on]]]).float())
-        else:
-            fit_codec(network, codec, samples.read, fit_on, rng=generator(config.seed, "codec"))
+    codec = _given_codec(config) or _fitted_codec(config, samples, network, latents, fit_on, key, progress)
     codes_key = f"codes/{digest([key, str(config.codec), digest_of(codec.state_dict())])[:16]}"
 
     def compute(indices: Array) -> tuple[Array, Array, list[str]]:
@@ -174,13 +185,14 @@ def encode_samples(
             values = torch.from_numpy(latents.values[indices[kept]]).float()
             return codec.encode(values).numpy(), kept, [""] * (len(indices) - len(kept))
         images, kept, problems = samples.read_some(indices)
-        return codec.encode(_encode(network, images)).numpy(), kept, problems
+        latent = _encode(network, images)
+        return codec.encode(latent).numpy() if len(kept) else latent.numpy(), kept, problems
 
     codes = cached_rows(codes_key, len(samples), compute, progress, f"encoding {samples.name}")
     return codec, codes if latents is None else Rows(codes.values, codes.readable, latents.problems)
 
 
-def _codec(config: Config) -> Codec | None:
+def _given_codec(config: Config) -> Codec | None:
     """The codec that lies in the file of weights, if it is of the kind asked for."""
     if config.base.weights is None or "codec" not in read_header(config.base.weights):
         return None
@@ -188,11 +200,39 @@ def _codec(config: Config) -> Codec | None:
     return codec if codec is not None and codec.name == config.codec.name else None
 
 
+def _fitted_codec(
+    config: Config, samples: Samples[Any], network: SplitNetwork, latents: Rows | None, fit_on: Array, key: str,
+    progress: Progress,
+) -> Codec:  # fmt: skip
+    """A codec trained on what can be read of the samples `fit_on` [n].
+
+    It is kept in the cache: with another number of threads training would end elsewhere in the last digits, and codes
+    of a run that goes on must be those of the codec it began with.
+    """
+    codec = make_codec(config.codec)
+    if type(codec).fit is Codec.fit:  # it learns nothing
+        return codec
+    name = digest([key, str(config.codec), digest_of({"fit_on": fit_on}), config.seed, latents is None])[:16]
+    folder = cache_folder() / "codecs" / name
+    with locked(folder):
+        if (file := folder / "codec.safetensors").exists():
+            try:
+                codec.load_state_dict(load_state(file))
+                return codec
+            except GraspError as error:
+                progress.note(f"{error}; the codec is trained anew")
+        if latents is not None:
+            codec.fit(torch.from_numpy(latents.values[fit_on[latents.readable[fit_on]]]).float())
+        else:
+            rng = generator(config.seed, "codec")
+            fit_codec(network, codec, lambda rows: samples.read_some(rows)[0], fit_on, rng=rng)
+        _keep(file, codec.state_dict(), progress)
+    return codec
+
+
 def _latents(config: Config, samples: Samples[Any], network: SplitNetwork, key: str, progress: Progress) -> Rows | None:
     """Latents of all samples, in half precision, which serve every seed; None where they would take too much room."""
-    with torch.no_grad():
-        example = _encode(network, samples.read(np.arange(1)))
-    if 2 * example[0].numel() * len(samples) > _LATENTS:
+    if 2 * _encode(network, _first(samples))[0].numel() * len(samples) > _LATENTS:
         return None
 
     def compute(indices: Array) -> tuple[Array, Array, list[str]]:
@@ -200,6 +240,17 @@ def _latents(config: Config, samples: Samples[Any], network: SplitNetwork, key: 
         return _encode(network, inputs).half().numpy(), kept, problems
 
     return cached_rows(f"latents/{key}", len(samples), compute, progress, f"extracting latents: {samples.name}")
+
+
+def _first(samples: Samples[Any]) -> Any:
+    """The first sample that can be read, as a batch of one."""
+    problems: list[str] = []
+    for index in range(len(samples)):
+        found, kept, wrong = samples.read_some(np.array([index]))
+        if len(kept):
+            return found
+        problems += wrong
+    raise GraspError(f"none of the {len(samples)} samples of {samples.name} can be read: {problems[0]}")
 
 
 def _encode(network: SplitNetwork, inputs: torch.Tensor, chunk: int = 64) -> torch.Tensor:

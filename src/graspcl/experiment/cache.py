@@ -91,8 +91,9 @@ def _together(number: int, parts: list[tuple[Array, Array, list[str]]]) -> Rows:
     kind = next((values.dtype for values, _, _ in parts if len(values)), np.dtype(np.float32))
     together, readable = np.zeros((number, *(shapes[0] if shapes else ())), kind), np.zeros(number, bool)
     for place, (values, kept, _) in enumerate(parts):
-        rows = place * _SHARD + kept
-        together[rows], readable[rows] = values, True
+        if len(kept):  # else their values have no shape
+            rows = place * _SHARD + kept
+            together[rows], readable[rows] = values, True
     return Rows(together, readable, [problem for *_, problems in parts for problem in problems])
 
 

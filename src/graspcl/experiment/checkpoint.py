@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -40,13 +41,19 @@ def load_state(path: Path) -> dict[str, Any]:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
-        skeleton = json.loads(metadata[_KEY])
+        state: dict[str, Any] = _unflatten(json.loads(metadata[_KEY]), tensors)
     except FileNotFoundError as error:
         raise GraspError(f"there is no checkpoint at {path}") from error
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
+    except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
         raise GraspError(f"the checkpoint {path} is damaged or not one of graspcl's: {error}") from error
-    state: dict[str, Any] = _unflatten(skeleton, tensors)
     return state
+
+
+def drop_unfinished(folder: Path, name: str = "*") -> None:
+    """Delete what killed processes left of files called `name` in a folder; nobody else may be writing there."""
+    with contextlib.suppress(OSError):
+        for part in folder.glob(f"{name}.*.part"):
+            part.unlink()
 
 
 def _flatten(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:

@@ -36,7 +36,9 @@ class DataConfig:
 
     `path` is a folder or zip file of images, or the name of data that come by pip: groceries, listings. Of it `classes`
     classes (the first of the stream's order) with at most `per_class` training and `test_per_class` test samples each
-    are used, by default all. `val_mapping` and `test_split` are those of image folders.
+    are used, by default all. `val_mapping` and `test_split` are those of image folders. Texts come as a table (CSV,
+    TSV, JSONL, Parquet) with the columns `text` and `label`, or as several of them in a folder: `tasks` says which, as
+    "ag,yelp,yahoo", and `per_class` then counts in each.
     """
 
     path: str = ""
@@ -46,6 +48,9 @@ class DataConfig:
     test_per_class: int | None = None
     val_mapping: str | None = None
     test_split: str | None = None
+    text: str = "text"
+    label: str = "label"
+    tasks: str | None = None
 
 
 @dataclass(frozen=True)

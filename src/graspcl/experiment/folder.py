@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from graspcl.errors import GraspError
-from graspcl.experiment.checkpoint import load_state, save_state
+from graspcl.experiment.checkpoint import drop_unfinished, load_state, save_state
 from graspcl.files import write_whole
 
 Array = np.ndarray[Any, Any]
@@ -104,9 +104,14 @@ class RunFolder:
 
     def load_checkpoint(self, tell: Callable[[str], None]) -> dict[str, Any] | None:
         """The newest state that can be read; a damaged one is told of, and the one before it taken."""
+        for folder in (self.path, self.path / "checkpoints", self.path / "plans"):
+            drop_unfinished(folder)
         for path in reversed(self._checkpoints()):
             try:
-                return load_state(path)
+                state = load_state(path)
+                if "stream" not in state:
+                    raise GraspError(f"the checkpoint {path} is not of a run")
+                return state
             except GraspError as error:
                 tell(f"{error}; the one before it is used, if there is one")
         return None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from typing import Any
 
 from graspcl.errors import GraspError
 from graspcl.experiment.config import Config, Part
-from graspcl.experiment.settings import parse
+from graspcl.experiment.settings import change, parse
 from graspcl.learner import learners
 from graspcl.policy import policies
 
@@ -24,8 +25,11 @@ def grid(
     """
     kept = replace(config, checkpoint=replace(config.checkpoint, keep="nothing"))
     chosen = parse_parts(",".join(policies.names()) if policy_names == "all" else policy_names)
+    if not chosen:
+        raise GraspError("--policies: give at least one, or all")
     for part in chosen:
         policies.create(part.name, **part.parameters)
+    chosen = [Part(policies.get(part.name).name, part.parameters) for part in chosen]  # one name for each policy
     by = parse_parts(",".join(learners.names()) if learner_names == "all" else learner_names) or [config.learner]
     found = []
     for seed in parse_seeds(seeds):
@@ -77,10 +81,10 @@ def _budgets(text: str, config: Config) -> list[Any]:
     found = []
     for word in text.split(","):
         number = parse(word.strip().removesuffix("x"))
-        if isinstance(number, bool) or not isinstance(number, int | float) or number <= 0:
+        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < math.inf:
             raise GraspError(f"--updates {word}: give a multiple of the preset's such as 0.5x, or a number of updates")
         if word.strip().endswith("x"):
-            found.append(replace(config.budget, times=float(number)))
+            found.append(replace(config.budget, times=number * config.budget.times))
         elif isinstance(number, int):
             found.append(replace(config.budget, updates=number, times=1.0))
         else:
@@ -90,4 +94,4 @@ def _budgets(text: str, config: Config) -> list[Any]:
 
 def _capacities(text: str, config: Config) -> list[Any]:
     words = [word.strip() for word in text.split(",") if word.strip()]
-    return [parse(word) for word in words] if words else [config.buffer.capacity]
+    return [change(config, {"buffer": word}).buffer.capacity for word in words] or [config.buffer.capacity]

@@ -60,5 +60,7 @@ class DriftMeter:
             return
         now = learner.outputs(self.codes, "embedding").double().numpy(force=True)
         if self._before is not None:
-            self.curve.append(float(drift(self._before, now)))
+            # Of a network that ran away there is no drift; whether the session is given up is not for a meter to say.
+            sound = np.isfinite(now).all() and np.isfinite(self._before).all()
+            self.curve.append(drift(self._before, now) if sound else float("nan"))
         self._before = now

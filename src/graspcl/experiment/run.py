@@ -79,7 +79,7 @@ class Run:
         self.held = HeldOut(config.stop, codec, stopper) if config.stop.patience is not None else None
         self.records: list[dict[str, Any]] = []
         self.predictions: list[Array] = []
-        self.drift: list[Array] = []
+        self.drift: dict[int, Array] = {}  # curves by session
         self.seconds, self._begun = 0.0, time.perf_counter()
         self._saved = time.perf_counter()
         self._pause = config.checkpoint.seconds
@@ -170,19 +170,21 @@ class Run:
         number = int(about["session"])
         predicted, top5 = self.tests.predict(self.learner, number)
         self.predictions.append(predicted)
-        record = {**about, "accuracy": self.tests.accuracy(predicted, number), "top5": top5}
+        record: dict[str, Any] = {**about, "accuracy": self.tests.accuracy(predicted, number), "top5": top5}
         if log is not None:
             record |= {**asdict(log.costs), "coverage": log.coverage, "stored": log.stored}
-            record |= {"buffer_bytes": log.buffer_bytes, "loss": float(log.losses[-10:].mean())}
+            loss = float(log.losses[-10:].mean()) if len(log.losses) else None
+            record |= {"buffer_bytes": log.buffer_bytes, "loss": loss}
             record["updates_saved"] = budget.updates - log.costs.updates
             counts = np.bincount(log.labels[np.flatnonzero(log.rehearsed)], minlength=len(self.start.samples.classes))
             self.folder.write_arrays(
                 f"plans/session-{number}", labels=log.labels, ids=log.ids, picks=log.picks, shown_per_class=counts
             )
-        if meter.curve:
-            self.drift.append(np.asarray(meter.curve))
-            summary = summarise_drift(meter.curve)
-            record |= {"drift_auc": summary.auc, "drift_mean": summary.mean}
+            if meter.curve and np.isfinite(meter.curve).all():
+                self.drift[number] = np.asarray(meter.curve)
+                summary = summarise_drift(meter.curve)
+                record |= {"drift_auc": summary.auc, "drift_mean": summary.mean}
+        record = {name: _or_none(value) for name, value in record.items()}
         self.records.append(record)
         self.folder.append_metrics(record)
         self._write_results()
@@ -191,7 +193,7 @@ class Run:
     def _write_results(self) -> None:
         self.folder.write_arrays("predictions", labels=self.tests.labels, predictions=np.stack(self.predictions))
         if self.drift:
-            self.folder.write_arrays("drift", **{f"session_{n}": curve for n, curve in enumerate(self.drift, start=1)})
+            self.folder.write_arrays("drift", **{f"session_{n}": curve for n, curve in self.drift.items()})
 
     def _conclude(self) -> dict[str, Any]:
         result = accuracies(self.predictions, self.tests.labels, self.stream.arrival)
@@ -213,12 +215,11 @@ class Run:
             "failed_sessions": len(self.records) - len(done), "unreadable_samples": int((~self.start.readable).sum()),
         }  # fmt: skip
         summary = {name: _or_none(value) for name, value in summary.items()}
-        if self.config.checkpoint.keep == "state":
+        keep = self.config.checkpoint.keep == "state"
+        if keep:
             self._save(None)
-            self.folder.drop_checkpoints(all_but=1)
-        else:
-            self.folder.drop_checkpoints()
         self.folder.write_json("summary", summary)
+        self.folder.drop_checkpoints(all_but=int(keep))  # not before: until then the run goes on from one of them
         return summary
 
     # -- state ---------------------------------------------------------------------------------------------------------
@@ -229,13 +230,18 @@ class Run:
         if state is None:
             self._begin(base)
             return None
+        if state["start"] != self.start.key:
+            raise GraspError(
+                f"the run in {self.folder.path} cannot go on: its data, network or codec are not those that it began "
+                "with. Begin it anew in another folder, or delete this one"
+            )
         self.stream.load_state_dict(state["stream"])
         self.learner.load_state_dict(state["learner"])
         if self.held is not None:
             self.held.load_state_dict(state["held"])
         self.records, self.seconds = list(state["records"]), float(state["seconds"])
         self.predictions = list(np.asarray(state["predictions"]))
-        self.drift = [np.asarray(curve) for curve in state["drift"]]
+        self.drift = {int(number): np.asarray(curve) for number, curve in state["drift"].items()}
         self.folder.write_metrics(self.records)
         session: dict[str, Any] | None = state["session"]
         where = f"session {self.stream_session}"
@@ -271,6 +277,7 @@ class Run:
     def _save(self, session: dict[str, Any] | None) -> None:
         self.folder.save_checkpoint(
             {
+                "start": self.start.key,
                 "stream": self.stream.state_dict(),
                 "learner": self.learner.state_dict(),
                 "held": None if self.held is None else self.held.state_dict(),

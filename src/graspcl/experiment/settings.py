@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import re
 import tomllib
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -16,17 +18,22 @@ from graspcl.experiment.config import Config, Part, as_plain
 _WORDS = {"true": True, "yes": True, "false": False, "no": False, "none": None}
 
 
-def from_plain(values: Mapping[str, Any], where: str = "the settings") -> Config:
+def from_plain(values: Mapping[str, Any], where: str = "") -> Config:
     """The tree of nested dictionaries, as `as_plain` gives and TOML files have; what is absent has its default.
+
+    `where` they come from is told with what is wrong.
 
     >>> from_plain({"policy": "uniform", "buffer": {"capacity": "8MB"}}).buffer.capacity
     '8MB'
     >>> from_plain({"bufer": 3})
     Traceback (most recent call last):
         ...
-    graspcl.errors.GraspError: the settings have no 'bufer'; did you mean 'buffer'?
+    graspcl.errors.GraspError: there is no setting 'bufer'; did you mean 'buffer'?
     """
-    config: Config = _build(Config, values, "", where)
+    try:
+        config: Config = _build(Config, values, "")
+    except GraspError as error:
+        raise GraspError(f"{where}: {error}" if where else str(error)) from error
     return config
 
 
@@ -49,107 +56,172 @@ def read_text(text: str, where: str) -> dict[str, Any]:
 
 
 def merge(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested dictionaries with changes; a part that is named anew loses the parameters of the one before.
+    """Nested dictionaries with changes; a part that is named anew loses its parameters.
 
     >>> merge({"a": {"x": 1, "y": 2}, "policy": {"name": "mir", "candidates": 5}}, {"a": {"y": 3}, "policy": "grasp"})
-    {'a': {'x': 1, 'y': 3}, 'policy': 'grasp'}
+    {'a': {'x': 1, 'y': 3}, 'policy': {'name': 'grasp'}}
     """
     merged = dict(values)
     for key, change in changes.items():
-        old = merged.get(key)
-        if isinstance(old, Mapping) and isinstance(change, Mapping):
-            renamed = "name" in change and change["name"] != old.get("name")
-            merged[key] = dict(change) if renamed else merge(old, change)
-        elif isinstance(old, str) and isinstance(change, Mapping) and "name" not in change:
-            merged[key] = {"name": old, **change}  # parameters for a part that was only named
-        elif isinstance(old, Mapping) and (first := first_setting(key)) and not isinstance(change, Mapping):
-            merged[key] = change if first == "name" else {**old, first: change}
+        old, new = _written_out(key, merged.get(key)), _written_out(key, change)
+        if not isinstance(old, Mapping) or not isinstance(new, Mapping):
+            merged[key] = new
+        elif _groups().get(key) is Part:
+            merged[key] = dict(new) if "name" in new else {**old, **new}
         else:
-            merged[key] = change
+            merged[key] = merge(old, new)
     return merged
+
+
+def _written_out(key: str, value: Any) -> Any:
+    """A group that is given by its first setting, with that setting's name."""
+    group = _groups().get(key)
+    if group is None or value is None or isinstance(value, Mapping):
+        return value
+    return {_first(group): value}
 
 
 def nested(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options by dotted names as nested dictionaries; `patience=3,every=10` gives several settings of a group at once.
 
-    >>> nested({"policy": "mir", "policy.candidates": "50", "stop": "patience=3,every=10"})
-    {'policy': {'name': 'mir', 'candidates': '50'}, 'stop': {'patience': '3', 'every': '10'}}
+    Their order does not matter.
+
+    >>> nested({"policy.candidates": "50", "policy": "mir", "stop": "patience=3,every=10"})
+    {'policy': {'candidates': 50, 'name': 'mir'}, 'stop': {'patience': '3', 'every': '10'}}
     """
     found: dict[str, Any] = {}
-    for name, value in options.items():
+    for name, value in single(options).items():
         *groups, last = name.split(".")
-        if not groups and isinstance(value, str) and "=" in value and first_setting(last):
-            pairs = [pair.partition("=") for pair in value.split(",")]
-            value = {key.strip(): text.strip() for key, _, text in pairs}
-        inner: Any = value
-        for key in reversed([*groups, last][1:]):
-            inner = {key: inner}
-        top = (groups or [last])[0]
-        found = merge(_named(found, top), {top: inner})
+        inner = found
+        for group in groups:
+            inner = inner.setdefault(group, {})
+            if not isinstance(inner, dict):
+                raise GraspError(f"there is no setting {name!r}; {group!r} is not a group")
+        inner[last] = value
     return found
 
 
-def _named(found: dict[str, Any], top: str) -> dict[str, Any]:
-    """A group that was given by its first setting, written out."""
-    if isinstance(found.get(top), str) and (first := first_setting(top)):
-        return {**found, top: {first: found[top]}}
+def single(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options by dotted names, each of one setting: a group's first setting, or several at once, written out.
+
+    >>> single({"buffer": "8MB", "stop": "patience=3,every=10"})
+    {'buffer.capacity': '8MB', 'stop.patience': '3', 'stop.every': '10'}
+    """
+    found: dict[str, Any] = {}
+    for given, whole in options.items():
+        for name, value in _single(given, whole):
+            if name in found:
+                raise GraspError(f"--{name} is given twice")
+            found[name] = value
     return found
 
 
-def first_setting(group: str) -> str | None:
-    """The setting that stands for a group of `Config`, None for what is no group."""
-    kind = _kinds(Config).get(group)
-    inner = _dataclass(kind) if kind is not None else None
-    return next(iter(_kinds(inner))) if inner is not None else None
+_PAIRS = re.compile(r"\w+=[^=,]*(,\s*\w+=[^=,]*)*")  # not every text with a = in it: a path may have one
 
 
-def change(config: Config, options: Mapping[str, Any], where: str = "the settings") -> Config:
+def _single(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    group = _group_at(name)
+    if isinstance(value, str) and group is not None and _PAIRS.fullmatch(value):
+        value = dict(pair.strip().split("=") for pair in value.split(","))
+    if group is None:
+        of_part = _group_at(name.rpartition(".")[0]) is Part and not name.endswith(".name")
+        yield name, parse(value) if of_part else value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _single(f"{name}.{key}", inner)
+    else:
+        yield f"{name}.{_first(group)}", value
+
+
+def change(config: Config, options: Mapping[str, Any]) -> Config:
     """`config` with settings by dotted names, as on the command line; texts are converted to what a setting takes.
+
+    A setting that would do nothing is refused.
 
     >>> change(Config(), {"buffer": "0.2GB", "optimiser.lr": "0.5", "policy.eps": "1e-6"}).policy
     Part(name='grasp', parameters={'eps': 1e-06})
+    >>> change(Config(), {"stop.every": 10})
+    Traceback (most recent call last):
+        ...
+    graspcl.errors.GraspError: --stop.every would do nothing: without stop.patience no session ends early
     """
-    plain = as_plain(config)
-    return from_plain(merge(plain, nested(options)), where)
+    changed = from_plain(merge(as_plain(config), nested(options)))
+    for idle, reason in _idle(changed).items():
+        for name in single(options):
+            if name == idle or name.startswith(f"{idle}."):
+                raise GraspError(f"--{name} would do nothing: {reason}")
+    return changed
+
+
+def _idle(config: Config) -> dict[str, str]:
+    """Settings that do nothing beside the others, and why."""
+    base, budget, stream = config.base, config.budget, config.stream
+    found: dict[str, str] = {}
+    if budget.updates is not None:
+        found["budget.passes"] = f"budget.updates is {budget.updates}; --budget.updates none counts passes instead"
+    if config.stop.patience is None:
+        found |= dict.fromkeys(("stop.every", "stop.share"), "without stop.patience no session ends early")
+    if base.method not in ("supervised", "swav"):
+        reason = f"with base.method {base.method} nothing is trained before the stream"
+        found |= dict.fromkeys(("base.epochs", "base.batch_size", "base.lr"), reason)
+    if not base.passes:
+        found["base.optimiser"] = "with base.passes 0 the base samples are not rehearsed"
+    if not stream.base_classes and stream.file is None:
+        found |= dict.fromkeys(("base.passes", "base.optimiser"), "there are no base classes (stream.base_classes)")
+    if stream.file is not None:
+        order = ["order"] if config.data.classes is None else []  # else it says which classes those are
+        for name in ("kind", "sessions", "blurry", "imbalance", "chunk", *order):
+            found[f"stream.{name}"] = f"the stream comes from {stream.file}"
+    if config.rehearsal == "veridical":
+        found["codec"] = "veridical rehearsal stores samples as they came"
+    if config.network.name in ("vector", "transformer"):
+        found["data.pixels"] = "the network reads texts, not images"
+    if stream.kind == "task_incremental":
+        found["stream.base_classes"] = "tasks come one after the other from the first on"
+    for name, optimiser in (("optimiser", config.optimiser), ("base.optimiser", base.optimiser)):
+        if optimiser is not None and optimiser.name == "adamw":
+            found[f"{name}.momentum"] = "AdamW has none"
+    return found
 
 
 # -- one value --------------------------------------------------------------------------------------------------------
 
 
-def _build(kind: type, values: Any, name: str, where: str) -> Any:
+def _build(kind: type, values: Any, name: str) -> Any:
+    if not isinstance(values, Mapping):
+        values = {_first(kind): values}
     if kind is Part:
         return _part(values, name)
-    if not isinstance(values, Mapping):
-        values = {next(iter(_kinds(kind))): values}
     kinds = _kinds(kind)
     for key in values:
         if key not in kinds:
-            place = f"{where} have no {name + key!r}"
-            raise GraspError(f"{place}; {nearest(key, kinds)}")
-    built = {key: _convert(kinds[key], value, name + key, where) for key, value in values.items()}
+            raise GraspError(f"there is no setting {name + key!r}; {_hint(key, kinds)}")
+    built = {key: _convert(kinds[key], value, name + key) for key, value in values.items()}
     try:
         return kind(**built)
     except GraspError as error:
-        raise GraspError(f"{name.rstrip('.') or where}: {error}") from error
+        raise GraspError(f"{name.rstrip('.')}: {error}") from error
 
 
-def _part(values: Any, name: str) -> Part:
-    if isinstance(values, Mapping):
-        given = dict(values)
-        if not isinstance(given.get("name"), str):
-            raise GraspError(f"{name.rstrip('.')} has parameters but no name")
-        return Part(given.pop("name"), {key: parse(value) for key, value in given.items()})
-    if isinstance(values, str):
-        return Part(values)
-    raise GraspError(f"{name.rstrip('.')} is named by a text, not {values!r}")
+def _hint(key: str, kinds: Mapping[str, Any]) -> str:
+    """What was meant: a setting that is called so in another group, or one with a name like it."""
+    elsewhere = [name for name, _ in all_settings() if name.endswith(f".{key}")]
+    return f"did you mean {' or '.join(map(repr, elsewhere))}?" if elsewhere else nearest(key, kinds)
 
 
-def _convert(kind: Any, value: Any, name: str, where: str) -> Any:
+def _part(values: Mapping[str, Any], name: str) -> Part:
+    if not isinstance(called := values.get("name"), str):
+        raise GraspError(f"{name}name must be a text, not {called!r}")
+    return Part(called, {key: None if value == "none" else value for key, value in values.items() if key != "name"})
+
+
+def _convert(kind: Any, value: Any, name: str) -> Any:
     """`value` as what a setting takes, or an error that says what that is."""
     if inner := _dataclass(kind):
-        if (value is None or value == "none") and type(None) in get_args(kind):
+        alone = value.get(_first(inner), value) if isinstance(value, Mapping) else value
+        if (alone is None or alone == "none") and type(None) in get_args(kind):
             return None
-        return _build(inner, value, f"{name}.", where)
+        return _build(inner, value, f"{name}.")
     choices = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
     if get_origin(kind) is Literal:
         if value in get_args(kind):
@@ -173,9 +245,11 @@ _SAID = {bool: "true or false", int: "a whole number", float: "a number", str: "
 def _number(kind: type, value: Any) -> Any:
     if kind is bool or isinstance(value, bool):
         return value if kind is bool and isinstance(value, bool) else None
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return None
     if kind is int:
-        return int(value) if isinstance(value, (int, float)) and value == int(value) else None
-    return float(value) if isinstance(value, (int, float)) else None
+        return int(value) if value == int(value) else None
+    return float(value)
 
 
 def parse(value: Any) -> Any:
@@ -195,6 +269,31 @@ def parse(value: Any) -> Any:
 def _dataclass(kind: Any) -> type | None:
     candidates = (kind, *get_args(kind))
     return next((one for one in candidates if dataclasses.is_dataclass(one) and isinstance(one, type)), None)
+
+
+def _first(group: type) -> str:
+    """The setting that stands for a group."""
+    return next(iter(_kinds(group)))
+
+
+def _group_at(name: str) -> type | None:
+    """The group with a dotted name, None for what is none."""
+    kind: type | None = Config
+    for key in name.split("."):
+        if kind is None or kind is Part:
+            return None
+        kind = _dataclass(_kinds(kind).get(key))
+    return kind
+
+
+@cache
+def _groups(kind: type = Config) -> dict[str, type]:
+    """All groups by their own names, which say which group it is at any depth."""
+    found: dict[str, type] = {}
+    for name, inner in _kinds(kind).items():
+        if group := _dataclass(inner):
+            found |= {name: group} if group is Part else {name: group, **_groups(group)}
+    return found
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ import numpy as np
 import torch
 
 from graspcl.buffer import Buffer, Codes, rules
-from graspcl.codec import Codec, Encoded
+from graspcl.codec import Codec, Encoded, Identity
 from graspcl.data import Samples
 from graspcl.errors import GraspError, nearest
+from graspcl.experiment import texts
 from graspcl.experiment.backbone import Backbone, build_network, encode_samples, make_backbone, make_codec
-from graspcl.experiment.cache import Rows, cached_rows, locked
-from graspcl.experiment.checkpoint import load_state, save_state
+from graspcl.experiment.cache import Rows, cached_rows, digest_of, locked
+from graspcl.experiment.checkpoint import drop_unfinished, load_state, save_state
 from graspcl.experiment.config import (
     BudgetConfig,
     CheckpointConfig,
@@ -59,7 +61,9 @@ def check(config: Config) -> None:
     check_data(config)
     config.execution.resolve()
     network = build_network(config)
-    codec = Encoded(config.data.pixels) if config.rehearsal == "veridical" else make_codec(config.codec)
+    codec = make_codec(config.codec)
+    if config.rehearsal == "veridical":
+        codec = Identity() if config.network.name in texts.NETWORKS else Encoded(config.data.pixels)
     make_learner(config, network, codec, policy, classes=1)
 
 
@@ -113,6 +117,12 @@ class Ready:
     readable: Array
     problems: list[str]
 
+    @cached_property
+    def key(self) -> str:
+        """Names samples, network and codec by their contents."""
+        parts = (self.backbone.network.state_dict(), self.codec.state_dict(), {"readable": self.readable})
+        return digest([self.samples.fingerprint(), *map(digest_of, parts)])[:16]
+
     def stream(self, config: Config) -> Stream:
         """The stream, not yet begun, without samples that cannot be read."""
         whole = arrange(config, self.samples, self.order)
@@ -149,9 +159,14 @@ def _make_ready(config: Config, progress: Progress) -> Ready:
         progress.note(problem)
     stream = arrange(config, samples, order)
     trains = config.base.method in ("supervised", "swav")
-    scanned = _scan(samples, config, progress) if trains or config.rehearsal == "veridical" else None
+    raw_images = config.rehearsal == "veridical" and config.network.name not in texts.NETWORKS
+    scanned = _scan(samples, config, progress) if trains or raw_images else None
     base = stream.base if scanned is None else stream.base[scanned.readable[stream.base]]
     backbone = make_backbone(config, samples, base, order, progress)
+    if config.rehearsal == "veridical" and config.network.name in texts.NETWORKS:
+        rows = _tokens(samples, progress)
+        problems = [*samples.problems, *rows.problems]
+        return Ready(samples, order, backbone, Identity(), torch.from_numpy(rows.values), rows.readable, problems)
     if config.rehearsal == "veridical":
         assert scanned is not None
         codes, kept, _ = samples.encoded_some(np.arange(len(samples)))
@@ -179,13 +194,25 @@ def _scan(samples: Samples[Any], config: Config, progress: Progress) -> Rows:
     return cached_rows(key, len(samples), compute, progress, f"looking through {samples.name}")
 
 
+def _tokens(samples: Samples[Any], progress: Progress) -> Rows:
+    """Token ids of all texts, made once."""
+
+    def compute(indices: Array) -> tuple[Array, Array, list[str]]:
+        ids, kept, problems = samples.read_some(indices)
+        return ids.numpy(), kept, problems
+
+    key = f"tokens/{samples.name}-{samples.fingerprint()}"
+    return cached_rows(key, len(samples), compute, progress, f"tokenising {samples.name}")
+
+
 # -- the learner ------------------------------------------------------------------------------------------------------
 
 
 def make_learner(config: Config, network: SplitNetwork, codec: Codec, policy: Policy, classes: int) -> Learner:
     """A learner by its settings, for up to `classes` classes; `network` is taken as it is."""
     if config.rehearsal == "veridical":
-        network = veridical(network)
+        # The paper's text runs train all of BERT; its image runs leave the lower layers as they are.
+        network = veridical(network, unfreeze=config.network.name in texts.NETWORKS)
     rule = rules.create(config.buffer.maintenance.name, **config.buffer.maintenance.parameters)
     kind, parameters = learners.get(config.learner.name), config.learner.parameters
     columns = {**column_shapes(rule, network), **kind.columns(classes, **parameters)}
@@ -218,8 +245,9 @@ def start_state(config: Config, start: Ready, folder: Path, progress: Progress) 
 
     They are stored, and rehearsed uniformly for `base.passes` passes. The state lies in `folder` for the other runs.
     """
-    file = folder / f"{start_key(config)}.safetensors"
+    file = folder / f"{start_key(config)}-{start.key}.safetensors"
     with locked(folder / ".locks" / file.stem):
+        drop_unfinished(folder, file.name)
         if file.exists():
             try:
                 return load_state(file)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future, as_completed
@@ -35,24 +36,35 @@ def sweep(
     """
     for one in {config.with_(seed=0).path: config for config in configs}.values():
         check(one)
-    outcome, waiting = Outcome(), list(dict.fromkeys(configs_by_path(configs)))
-    by_path = configs_by_path(configs)
-    for path in list(waiting):
-        place = folder / path
-        if (place / "config.toml").exists() and held(RunFolder(place), by_path[path]) and RunFolder(place).finished:
-            outcome.finished.append(place)
-            waiting.remove(path)
+    outcome, waiting = Outcome(), configs_by_path(configs)
+    order = {folder / path: number for number, path in enumerate(waiting)}
+    for path, config in list(waiting.items()):
+        try:
+            if _finished(folder / path, config):
+                outcome.finished.append(folder / path)
+                del waiting[path]
+        except GraspError as error:  # what lies there is damaged
+            outcome.failed[folder / path] = str(error)
+            del waiting[path]
     if outcome.finished:
         progress.note(f"{len(outcome.finished)} runs were finished before")
     if not waiting:
         return outcome
     forget()
-    if by_path[waiting[0]].base.method in ("none", "weights"):
-        ready(by_path[waiting[0]], progress)  # from here on the cache has the latents
-    _work({path: by_path[path] for path in waiting}, folder, progress, workers, title, outcome)
-    order = {folder / path: number for number, path in enumerate(by_path)}
+    first = next(iter(waiting.values()))
+    if first.base.method in ("none", "weights"):
+        ready(first, progress)  # from here on the cache has the latents
+    _work(waiting, folder, progress, workers, title, outcome)
     outcome.finished.sort(key=order.__getitem__)
     return outcome
+
+
+def _finished(place: Path, config: Config) -> bool:
+    """Whether a run came to its end there; its summary must be readable."""
+    if not (place / "config.toml").exists() or not held(RunFolder(place), config) or not RunFolder(place).finished:
+        return False
+    RunFolder(place).summary()
+    return True
 
 
 def configs_by_path(configs: Sequence[Config]) -> dict[str, Config]:
@@ -93,20 +105,30 @@ def _work(
 
 def _base_task(config: Config, folder: Path) -> str:
     """Make what a run begins from; returns why not, if it fails."""
+    base = folder / config.name / "base"
     try:
-        start_state(config, ready(config, Silent()), folder / config.name / "base", Silent())
-    except GraspError as error:
-        return str(error)
-    except Exception:
-        return traceback.format_exc()
+        start_state(config, ready(config, Silent()), base, Silent())
+    except Exception as error:
+        return _reason(error, base)
     return ""
 
 
 def _run_task(config: Config, folder: Path) -> str:
+    place = folder / config.path
     try:
-        run(config, folder / config.path, base=folder / config.name / "base")
-    except GraspError as error:
-        return str(error)
-    except Exception:
-        return traceback.format_exc()
+        run(config, place, base=folder / config.name / "base")
+        (place / "failure.txt").unlink(missing_ok=True)
+    except Exception as error:
+        return _reason(error, place)
     return ""
+
+
+def _reason(error: Exception, place: Path) -> str:
+    """Why a run failed, in one line; of what is no mistake of the user's, failure.txt has the rest."""
+    if isinstance(error, GraspError):
+        return str(error)
+    file = place / "failure.txt"
+    with contextlib.suppress(OSError):
+        place.mkdir(parents=True, exist_ok=True)
+        file.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+    return f"{type(error).__name__}: {error} ({file})"

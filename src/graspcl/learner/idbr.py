@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from graspcl.buffer import Codes
 from graspcl.buffer.checks import Columns
-from graspcl.errors import GraspError, expect
+from graspcl.errors import GraspError, expect, nearest
 from graspcl.learner.base import Learner, learners
 from graspcl.learner.rehearsal import Batch
 from graspcl.model import LinearHead, build
@@ -26,7 +26,8 @@ _REPLAY, _OTHERWISE = 5.0, 0.5  # how strongly features are held, in batches wit
 class Idbr(Learner):
     """IDBR (Huang et al. 2021) as in section 4.2: a network is updated on new and stored samples, by plain
     cross-entropy, in sessions of a fixed length. A task is a session: when it ends, a random share `store_ratio` of its
-    new samples stays in the buffer.
+    new samples stays in the buffer. `balance` is what balanced policies balance and prototypes are of: each class, or,
+    as in the reference's text runs, each task.
 
     With `regularised` it is the original with its sub-networks. Two tanh layers split what the head sees into a general
     and a specific space of 128 numbers each; the head is a linear one on both. The general space also tells a text from
@@ -50,8 +51,18 @@ class Idbr(Learner):
 
     offline = True
 
-    def __init__(self, *args: Any, store_ratio: float = 0.5, regularised: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        store_ratio: float = 0.5,
+        regularised: bool = False,
+        balance: Literal["class", "task"] = "class",
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
+        if balance not in ("class", "task"):
+            raise GraspError(f"balance {balance!r} is unknown; {nearest(str(balance), ('class', 'task'))}")
+        self.groups_by = "task" if balance == "task" else None
         expect("store_ratio", store_ratio, float)
         expect("regularised", regularised, bool)
         if not 0 <= store_ratio <= 1:
@@ -60,19 +71,21 @@ class Idbr(Learner):
         self.tasks = 0  # that have ended
         self._old = torch.empty(0)  # during a session, features of each stored sample before it [N, 2 · 128]
         self._passes = 0  # through the network beside the budget, booked when the session ends
-        if regularised and "task" not in self.buffer.columns:
-            raise GraspError("the regularised IDBR tells tasks apart: make the buffer with Idbr.columns(…) as columns")
+        self._tells_tasks = regularised or balance == "task"
+        if self._tells_tasks and "task" not in self.buffer.columns:
+            raise GraspError("this IDBR tells tasks apart: make the buffer with Idbr.columns(…) as columns")
         if regularised:
             _disentangle(self.network).to(self.device)
 
     @classmethod
     def columns(cls, classes: int, **parameters: Any) -> Columns:
-        return {"task": ((), np.int32)} if parameters.get("regularised", False) else {}
+        tells_tasks = parameters.get("regularised", False) or parameters.get("balance") == "task"
+        return {"task": ((), np.int32)} if tells_tasks else {}
 
     def observe_codes(self, codes: Codes, labels: Any, ids: Any | None = None) -> None:
         before = self.buffer.seen
         super().observe_codes(codes, labels, ids)
-        if self.regularised:
+        if self._tells_tasks:
             self.buffer["task"][self.buffer.births >= before] = self.tasks
 
     def begin_session(self) -> None:

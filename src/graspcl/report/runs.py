@@ -37,6 +37,11 @@ class RunRecord:
         """The learner with its parameters."""
         return _label(self.config.get("learner"))
 
+    @property
+    def buffer(self) -> str:
+        """How much is kept."""
+        return str(_group(self.config, "buffer").get("capacity", "all"))
+
 
 def read_record(path: Path) -> RunRecord:
     """A run folder, as far as it can be read."""
@@ -50,9 +55,11 @@ def read_record(path: Path) -> RunRecord:
             summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
         if (path / "metrics.jsonl").exists():
             sessions = _lines((path / "metrics.jsonl").read_text(encoding="utf-8"))
+        if not isinstance(summary, dict) or (state == "finished" and "alpha" not in summary):
+            raise ValueError("not a summary")
     except (OSError, ValueError):  # TOML's, JSON's and UTF-8's errors are of these
-        state = "damaged"
-    return RunRecord(path, state, config, sessions, summary if isinstance(summary, dict) else {})
+        state, summary = "damaged", {}
+    return RunRecord(path, state, config, sessions, summary)
 
 
 def _lines(text: str) -> list[dict[str, Any]]:
@@ -75,24 +82,45 @@ def find_runs(
         record
         for record in records
         if fnmatch.fnmatchcase(str(record.config.get("name", "")), name)
-        and (fnmatch.fnmatchcase(record.policy, policy) or fnmatch.fnmatchcase(record.policy.partition("(")[0], policy))
-        and (fnmatch.fnmatchcase(record.learner, learner) or record.learner.partition("(")[0] == learner)
+        and _fits(record.policy, policy)
+        and _fits(record.learner, learner)
         and (state is None or record.state == state)
     ]
 
 
+def _fits(label: str, pattern: str) -> bool:
+    """Whether a part fits a pattern, with its parameters or without them."""
+    return any(fnmatch.fnmatchcase(text, pattern) for text in (label, label.partition("(")[0]))
+
+
 def runs_table(records: Sequence[RunRecord], folder: Path) -> Table:
-    """One line per run."""
-    table = Table("run", "state", "sessions", "α", "seconds", box=SIMPLE_HEAD)
+    """One row per run; of an unfinished one, the sessions that are done."""
+    table = Table("run", "state", box=SIMPLE_HEAD, padding=(0, 0))
     table.columns[0].overflow = "fold"
+    for heading in ("updates", "buffer", "α"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for record in records:
-        total = record.config.get("stream", {}).get("sessions", "?")
-        alpha, seconds = record.summary.get("alpha"), record.summary.get("seconds")
+        state: str = record.state
+        if state == "unfinished":
+            state += f"\n{len(record.sessions)} of {_group(record.config, 'stream').get('sessions', '?')}"
         table.add_row(
-            escape(str(record.path.relative_to(folder))), record.state, f"{len(record.sessions)} of {total}",
-            "–" if alpha is None else f"{alpha:.2f}", "–" if seconds is None else f"{seconds:.0f}",
+            escape(_two_lines(record.path.relative_to(folder))), state,
+            _cell(record.summary.get("updates"), ",d"), escape(record.buffer),
+            _cell(record.summary.get("alpha"), ".2f"),
         )  # fmt: skip
     return table
+
+
+def _two_lines(path: Path) -> str:
+    """A path that a table of 80 columns has room for: policy and seed below the rest."""
+    above, below = path.parts[:-2], path.parts[-2:]
+    return "/".join(above) + ("/\n" if above else "") + "/".join(below) or "."
+
+
+def _group(config: dict[str, Any], name: str) -> dict[str, Any]:
+    """A group of settings, whatever stands in the file."""
+    found = config.get(name)
+    return found if isinstance(found, dict) else {}
 
 
 def run_table(path: Path) -> Table:

@@ -6,6 +6,7 @@ unbounded memory change in them.
 
 from __future__ import annotations
 
+import functools
 from importlib import resources
 from typing import Any, Literal, get_args
 
@@ -17,7 +18,7 @@ Scale = Literal["full", "small", "smoke"]
 Rehearsal = Literal["latent", "veridical"]
 Memory = Literal["bounded", "unbounded"]
 
-_VARIANTS = ("veridical", "unbounded")
+_VARIANTS = ("latent", "veridical", "unbounded")
 
 
 def names() -> list[str]:
@@ -37,9 +38,9 @@ def about(name: str) -> dict[str, str]:
 
 
 def preset(
-    name: str, scale: Scale = "full", rehearsal: Rehearsal = "latent", memory: Memory = "bounded", **changes: Any
+    name: str, scale: Scale = "full", rehearsal: Rehearsal | None = None, memory: Memory = "bounded", **changes: Any
 ) -> Config:
-    """The settings of a preset; `changes` are whole fields of `Config`.
+    """The settings of a preset; `changes` are whole fields of `Config`. By default `rehearsal` is the preset's own.
 
     >>> from graspcl.experiment.config import Part
     >>> config = preset("imagenet-300", policy=Part("uniform"))
@@ -47,17 +48,18 @@ def preset(
     (1251, 512, 'uniform')
     """
     found = _read(name)
+    scaled = found.get(scale, {})
+    own = scaled.get("rehearsal", found["settings"].get("rehearsal", "latent"))
+    rehearsal = rehearsal or own
     for what, kind, given in (("scale", Scale, scale), ("rehearsal", Rehearsal, rehearsal), ("memory", Memory, memory)):
         if given not in get_args(kind):
             raise GraspError(f"{what} cannot be {given!r}; {nearest(given, get_args(kind))}")
-    asked = [*(["veridical"] if rehearsal == "veridical" else []), *(["unbounded"] if memory == "unbounded" else [])]
-    settings = dict(found["settings"])
-    for layer in (found, found.get(scale, {})) if scale != "full" else (found,):
-        if layer is not found:
-            settings = merge(settings, {key: value for key, value in layer.items() if key not in _VARIANTS})
-        for variant in asked:
-            settings = merge(settings, layer.get(variant, {}))
-    words = [name, *([scale] if scale != "full" else []), *asked]
+    plain = {key: value for key, value in scaled.items() if key not in _VARIANTS}
+    layers = [found["settings"], found.get(rehearsal, {}), plain, scaled.get(rehearsal, {})]
+    if memory == "unbounded":  # last: a scale has a capacity of its own
+        layers += [found.get("unbounded", {}), scaled.get("unbounded", {})]
+    settings = functools.reduce(merge, layers)
+    words = [name, *(word for word in (scale, rehearsal, memory) if word not in ("full", own, "bounded"))]
     config = from_plain({**settings, "name": "-".join(words), "rehearsal": rehearsal}, f"the preset {name}")
     return config.with_(**changes)
 

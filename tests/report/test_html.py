@@ -1,0 +1,343 @@
+"""What the page of a report holds, whatever lies in the run folders."""
+
+import html.parser
+import json
+import math
+import random
+import time
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from making import BASE, make_run, make_sweep, write_json
+
+from graspcl.errors import GraspError
+from graspcl.metric import mcnemar, saved_updates
+from graspcl.report.html import gather, render, write_page
+from graspcl.report.html.figures import figures
+from graspcl.report.html.page import content, embedded
+from graspcl.report.html.paper import beside, in_form, published
+from graspcl.report.html.pictures import standalone
+from graspcl.report.html.reading import read_run
+from graspcl.report.html.tables import costs, runs_table, summary
+from graspcl.report.html.tables import settings as settings_tables
+
+FIGURES = {
+    "learning-all", "learning-old", "learning-new", "bars", "updates", "memory", "times", "shown", "coverage", "seen",
+    "drift", "matrix", "classes",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+    return make_sweep(tmp_path_factory.mktemp("sweep"))
+
+
+def only(report):
+    assert len(report.experiments) == 1
+    return report.experiments[0]
+
+
+def column(table, heading):
+    place = [column.heading for column in table.columns].index(heading)
+    return [row[place] for row in table.rows]
+
+
+def by_name(experiment):
+    return {figure.name: figure for figure in figures(experiment)}
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_summary_has_means_deviations_and_the_best_in_bold(tmp_path):
+    for seed, (own, other) in enumerate([(8, 7), (6, 5)]):
+        make_run(tmp_path / f"g{seed}", "grasp", seed, right=own)
+        make_run(tmp_path / f"u{seed}", "uniform_balanced", seed, right=other)
+    table = summary(only(gather([tmp_path])))
+    assert [cell.text for cell in column(table, "policy")] == ["grasp", "uniform_balanced"]
+    grasp, uniform = column(table, "α")
+    assert (grasp.text, grasp.bold) == ("70.00 ± 14.14", True)
+    assert (uniform.text, uniform.bold) == ("60.00 ± 14.14", False)
+    assert [cell.text for cell in column(table, "Δα")] == ["+10.00 [+10.00, +10.00]", "–"]
+
+
+def test_p_is_mcnemars_pooled_over_the_seeds_that_both_have(tmp_path):
+    rng = np.random.default_rng(0)
+    own, other = rng.random((3, 50)) < 0.7, rng.random((3, 50)) < 0.5
+    for seed in range(3):
+        make_run(tmp_path / f"g{seed}", "grasp", seed, right=own[seed])
+        if seed < 2:
+            make_run(tmp_path / f"u{seed}", "uniform_balanced", seed, right=other[seed])
+    cell = column(summary(only(gather([tmp_path]))), "p")[0]
+    assert cell.value == mcnemar(own[:2].ravel(), other[:2].ravel()).p < 0.2
+
+
+def test_runs_alike_count_once(tmp_path):
+    for place, done in (("a", None), ("b", None), ("c", 1)):  # the last was stopped
+        make_run(tmp_path / place, "grasp", 0, done=done)
+    experiment = only(gather([tmp_path]))
+    assert [run.record.path.name for run in experiment.groups[0].runs] == ["a"]
+    assert "1 runs repeat others" in summary(experiment).about
+
+
+def test_without_the_baseline_the_page_says_so(tmp_path):
+    make_run(tmp_path / "a", "grasp")
+    table = summary(only(gather([tmp_path], baseline="uniform")))
+    assert "No policy here has uniform beside it" in table.about
+    assert "Δα" not in [column.heading for column in table.columns]
+
+
+def test_other_data_are_another_experiment_and_other_settings_another_method(tmp_path):
+    make_run(tmp_path / "a", config={"optimiser": {"lr": 0.1}})
+    make_run(tmp_path / "b", config={"optimiser": {"lr": 0.2}})
+    make_run(tmp_path / "c", config={"data": {"path": "/elsewhere/toys"}, "optimiser": {"lr": 0.1}}, seed=1)
+    make_run(tmp_path / "d", name="other", config={"data": {"path": "flowers"}})
+    toys, flowers = gather([tmp_path]).experiments
+    assert [method.label for method in toys.methods] == ["grasp · optimiser.lr=0.1", "grasp · optimiser.lr=0.2"]
+    assert [len(group.runs) for group in toys.groups] == [2, 1]  # where the data lie makes no difference
+    assert flowers.title == "other"
+
+
+def test_what_was_rehearsed_is_read_from_the_last_plan(tmp_path):
+    folder = make_run(tmp_path / "a")
+    np.savez(folder / "plans" / "session-3.npz", labels=np.array([0, 0, 1, 1]), picks=np.array([[0, 0], [1, 2]]))
+    found = read_run(folder).rehearsed
+    assert found.session == 3
+    assert found.times[:3].tolist() == [25, 50, 25]
+    assert found.seen == {"class 0": 100, "class 1": 50}
+    assert found.coverage.tolist() == [25, 75]
+
+
+def test_curves_are_those_of_the_accuracy_matrix(tmp_path):
+    run = read_run(make_run(tmp_path / "a", right=4))
+    assert run.curves["all"][-1] == run.value("alpha") == 40
+    assert run.curves["new"][1:] == [run.matrix[t, t] for t in (1, 2, 3)]
+    assert math.isnan(run.curves["old"][0])
+
+
+def test_the_saving_is_drawn_in_and_said(sweep):
+    # α rises from 4 to 6 of 10 with the budget, and GRASP's is 1 of 10 higher: it is there halfway between.
+    updates = [15, 30]
+    assert saved_updates(updates, [50, 70], updates, [40, 60]) == 0.25
+    for view in by_name(only(gather([sweep])))["updates"].views:
+        assert "grasp: same accuracy with 25 % fewer updates" in view.note
+        arrow, text = view.layout["annotations"]
+        assert (arrow["ax"], arrow["x"]) == (30, 22.5)
+        assert text["text"] == "same accuracy with<br>25 % fewer updates"
+
+
+def test_time_is_relative_to_uniform_and_split(sweep):
+    view = by_name(only(gather([sweep])))["times"].views[0]
+    parts = {trace["name"]: dict(zip(trace["y"], trace["x"], strict=True)) for trace in view.data}
+    assert parts["updates"]["uniform"] + parts["selection"]["uniform"] == pytest.approx(1)
+    assert parts["selection"]["mir"] == pytest.approx(3 * parts["selection"]["uniform"])
+
+
+def test_costs_and_settings_have_differences_first(sweep):
+    experiment = only(gather([sweep]))
+    table = costs(experiment)
+    assert "Joules were not measured" in table.about
+    assert {cell.text for cell in column(table, "selection forward")} == {"100"}
+    differing, common = settings_tables(experiment.runs)
+    assert {row[0].text for row in differing.rows} == {"seed", "policy.name", "budget.times", "buffer.capacity"}
+    assert ["stream.kind", "class_incremental"] in [[cell.text for cell in row] for row in common.rows]
+
+
+def test_a_full_comparison_draws_everything(sweep):
+    found = by_name(only(gather([sweep])))
+    assert found.keys() == FIGURES
+    assert [name for name, figure in found.items() if not figure.views] == []
+
+
+def test_what_has_no_data_is_left_out_and_says_why(tmp_path):
+    make_run(tmp_path / "a")
+    page = content(gather([tmp_path]))
+    assert set(page["figures"]) == {f"e0-{name}" for name in FIGURES - {"updates", "memory", "drift", "times"}}
+    for title in ("Accuracy against updates", "Accuracy against memory", "Representation drift", "Training time"):
+        assert f"<b>{title}</b> is left out." in page["body"]
+
+
+def test_plotly_takes_every_figure(sweep):
+    graph_objects = pytest.importorskip("plotly.graph_objects")
+    for figure in figures(only(gather([sweep]))):
+        for view in figure.views:
+            drawn = standalone(figure, view)
+            graph_objects.Figure(drawn)  # an unknown name or value is an error
+
+
+# -- the paper ---------------------------------------------------------------------------------------------------------
+
+
+def test_published_numbers_are_whole_and_of_known_policies():
+    from graspcl.policy import policies
+
+    assert list(published()) == [f"table-{number}" for number in range(2, 11)]
+    for table in published().values():
+        for row in table["rows"]:
+            assert len(row["values"]) == len(table["columns"]) == len(row.get("std", table["columns"]))
+            assert row["policy"] in policies.names()
+
+
+def test_our_numbers_stand_beside_the_papers_at_one_budget(tmp_path):
+    for policy in ("grasp", "uniform_balanced"):
+        for times, seeds in ((1.0, 1), (2.0, 3)):  # more runs, but not with the paper's budget
+            for seed in range(seeds):
+                make_run(tmp_path / policy / f"{times}-{seed}", policy, seed, times=times, right=3 + int(times))
+    table = beside(gather([tmp_path]).experiments, "table-4")
+    assert [cell.text for cell in table.rows[1][:1]] == ["GRASP"]
+    texts = [cell.text for cell in table.rows[1]]
+    assert texts[7:9] == ["62.05 ± 0.09", "40.00"]  # α, unbounded
+    assert texts[15:17] == ["61.81 ± 0.14", "–"]  # α, bounded: no run
+    with pytest.raises(GraspError, match="did you mean 'table-10'"):
+        beside([], "table-1O")
+
+
+def test_memories_stand_side_by_side_as_in_the_paper(sweep):
+    half, whole = in_form(only(gather([sweep])))
+    assert [half.name, whole.name] == ["paper-form-0.5x", "paper-form-1x"]
+    assert [column.under for column in whole.columns] == ["", *4 * ["Unbounded Memory"], *4 * ["Bounded Memory"]]
+    assert [column.heading for column in whole.columns[1:5]] == ["μ_N", "μ_O", "μ_A", "α"]
+    assert all(sum(row[place].bold for row in whole.rows) >= 1 for place in range(1, 9))
+
+
+# -- hostile and damaged folders ---------------------------------------------------------------------------------------
+
+
+class Elements(html.parser.HTMLParser):
+    """Names of all elements, and of attributes that could do something."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.names, self.active = [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.names.append(tag)
+        self.active += [name for name, value in attributes if name.startswith("on") or "javascript" in (value or "")]
+
+
+HOSTILE = [
+    "</script><script>window.hacked = 1</script>", "<img src=x onerror='window.hacked=1'>", '"><b onclick="hacked()">',
+    "{{data}} {{body}} %{x} $\\alpha$", "🦉 <!-- ", "x" * 300, "a|b\nc\td", "&lt;b&gt; &amp;", "\u202eevil", "'; --",
+]  # fmt: skip
+
+
+def test_no_name_can_break_or_script_the_page(tmp_path):
+    for number, text in enumerate(HOSTILE):
+        make_run(
+            tmp_path / f"{number}{text[:40].replace('/', '_')}", text, number % 2, name=text, learner=text, drift=True,
+            classes=[f"{text}{k}" for k in range(5)], capacity=30, config={"data": {"path": "same"}, "note": text},
+        )  # fmt: skip
+    report = gather([tmp_path], baseline=HOSTILE[0])
+    page = render(report)
+    mild = tmp_path / "mild"
+    for number in range(len(HOSTILE)):
+        config = {"data": {"path": "same"}, "note": f"n{number}"}
+        make_run(mild / f"{number}", f"p{number}", number % 2, drift=True, capacity=30, config=config)
+    found, expected = Elements(page), Elements(render(gather([mild], baseline="p0")))
+    assert found.active == []
+    assert found.names.count("script") == expected.names.count("script") == 3
+    assert set(found.names) == set(expected.names)
+    assert "window.hacked = 1</script>" not in page
+
+
+LEAVES = st.text() | st.floats(allow_nan=False, allow_infinity=False) | st.none()
+
+
+@given(st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3)))
+def test_embedded_data_come_out_as_they_went_in(value):
+    text = embedded(value)
+    assert json.loads(text) == value
+    assert not set("<>&") & set(text)
+
+
+def test_names_that_are_no_text_can_be_written(tmp_path):
+    folder = make_run(tmp_path / "a")
+    (folder / "classes.json").write_text('["\\ud800", "b", "c", "d", "e"]')
+    write_page(gather([tmp_path]), tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_states_are_listed_and_do_not_stop_the_report(tmp_path):
+    make_run(tmp_path / "good")
+    make_run(tmp_path / "half", seed=1, done=1)
+    (tmp_path / "empty").mkdir()
+    make_run(tmp_path / "toml")
+    (tmp_path / "toml" / "config.toml").write_text("policy = ")
+    make_run(tmp_path / "none")
+    (tmp_path / "none" / "config.toml").unlink()
+    make_run(tmp_path / "list")
+    write_json(tmp_path / "list" / "summary.json", [1, 2])
+    make_run(tmp_path / "arrays", seed=2)
+    (tmp_path / "arrays" / "predictions.npz").write_bytes(b"PK\x03\x04 no")
+    report = gather([tmp_path, tmp_path / "empty"])
+    found = {row[0].text.rpartition("/")[2]: (row[1].text, row[-1].text) for row in runs_table(report.runs).rows}
+    assert found["good"] == ("finished", "")
+    assert found["half"] == ("unfinished", "")
+    assert found["empty"] == ("empty", "no run in it")
+    assert found["toml"][0] == found["none"][0] == found["list"][0] == "damaged"
+    assert "config.toml cannot be read" in found["toml"][1]
+    assert found["none"][1] == "config.toml is missing"
+    assert found["list"][1] == "summary.json has no final accuracy"
+    assert found["arrays"][0] == "finished" and "predictions.npz cannot be read" in found["arrays"][1]
+    assert sum(len(group.runs) for group in only(report).groups) == 2  # the good one, and the one without predictions
+    assert "damaged" in render(report)
+
+
+def test_a_folder_that_is_not_there_is_a_mistake(tmp_path):
+    with pytest.raises(GraspError, match="there is no folder"):
+        gather([tmp_path / "nowhere"])
+
+
+FILES = ("config.toml", "summary.json", "metrics.jsonl", "environment.json", "classes.json", "stream.npz",
+         "predictions.npz", "plans/session-3.npz", "drift.npz")  # fmt: skip
+VALUES = ["null", "[]", "{}", "3", '"x"', "[[[", "{" * 9999, "1e999", "NaN", '{"alpha": "x"}', "\x00",
+          '{"alpha": 1, "matrix": 3}', '{"alpha": 50.0, "updates": [], "seed": {}}',
+          'a = 1\nseed = "x"\nstream = 3\nbudget = []\npolicy = 7']  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("sound") / "a", drift=True)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from(FILES), st.sampled_from(VALUES) | st.binary(max_size=40) | st.integers(0, 10_000))
+def test_no_damage_to_a_file_stops_the_report(sound, tmp_path_factory, name, damage):
+    folder = tmp_path_factory.mktemp("damaged")
+    for file in FILES:
+        (folder / file).parent.mkdir(exist_ok=True)
+        (folder / file).write_bytes((sound / file).read_bytes())
+    whole = (folder / name).read_bytes()
+    if isinstance(damage, int):  # cut off, or a byte of it turned over
+        damage %= len(whole)
+        bent = bytearray(whole)
+        bent[damage] ^= 0xFF
+        damage = whole[:damage] if damage % 2 else bytes(bent)
+    (folder / name).write_bytes(damage.encode() if isinstance(damage, str) else damage)
+    report = gather([folder])
+    assert len(report.runs) == 1
+    embedded(content(report))
+
+
+# -- size --------------------------------------------------------------------------------------------------------------
+
+
+def test_two_hundred_runs_of_twenty_sessions_fit(tmp_path):
+    plotly = pytest.importorskip("plotly.offline")
+    policies = [f"policy_{number}" for number in range(18)] + ["grasp", "uniform_balanced"]
+    random.Random(0).shuffle(policies)
+    for policy in policies:
+        for seed in range(5):
+            for times in (0.5, 1.0):
+                make_run(tmp_path / policy / f"{seed}-{times}", policy, seed, times=times, sessions=20, drift=True)
+    begin = time.perf_counter()
+    report = gather([tmp_path])
+    page = render(report)
+    assert time.perf_counter() - begin < 20
+    assert len(report.runs) == 200
+    assert len(page.encode()) - len(plotly.get_plotlyjs().encode()) < 2_000_000
+    assert page.count("plotly.js v") == plotly.get_plotlyjs().count("plotly.js v") == 1
+    assert len(report.runs[0].by_class) == BASE + 20
