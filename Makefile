@@ -7,11 +7,15 @@ BIN := .venv/bin
 demo: .venv/installed
 	$(BIN)/graspcl demo
 
-test: .venv/installed lint
-	$(BIN)/python -m pytest
+# Two test files at a time, with one thread each: threads that share cores wait for each other.
+TESTS := OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-test-all: .venv/installed lint
-	$(BIN)/python -m pytest -m "slow or not slow"
+test: .venv/installed lint
+	$(TESTS) -n 2 --dist loadfile
+
+# Slow tests measure, so they run one after the other.
+test-all: test
+	$(BIN)/python -m pytest -m slow
 
 lint: .venv/installed
 	$(BIN)/ruff check src tests
