@@ -36,6 +36,8 @@ Stream = Literal["listings", "groceries"]
 def demo(
     *,
     streams: Annotated[tuple[Stream, ...], Parameter(negative=())] = ("listings", "groceries"),
+    text: Annotated[bool, Parameter(negative=())] = False,
+    data: str | None = None,
     seeds: AtLeastOne = 3,
     policies: str = "",
     workers: AtLeastOne | None = None,
@@ -48,6 +50,10 @@ def demo(
     ----------
     streams
         What to learn from: marketplace listings (text), grocery photos (images).
+    text
+        Instead of those, learn texts with a small BERT (extra text).
+    data
+        With --text: a table of texts and labels, or a folder with train.csv and test.csv; by default listings.
     seeds
         Runs per policy; each seed has its own class order, weights and draws.
     policies
@@ -58,19 +64,22 @@ def demo(
         Where the run folder is made.
     """
     from graspcl.cli.progress import Bars
-    from graspcl.experiment import DEMO_CHOICES, choose, make_workers, preset
+    from graspcl.experiment import DEMO_CHOICES, change, choose, make_workers, preset
     from graspcl.experiment import compare as run_all
     from graspcl.experiment.presets import about
     from graspcl.report import comparison, rows
 
+    if data is not None and not text:
+        raise GraspError("--data is for --text; `graspcl run PRESET --data PATH` learns from images of your own")
     load_plugins(plugin)
     choices = choose(policies) if policies else DEMO_CHOICES
     console = Console()
     tables = []
     with run_folder(out, "demo") as folder, Bars(console) as bars, make_workers(workers, plugin) as processes:
-        for name in streams:
+        for name in ("intents",) if text else streams:
             # All the memory the demo's data need: photos are few.
             settings = preset(name, memory="unbounded" if name == "groceries" else "bounded")
+            settings = settings if data is None else change(settings, {"data": data})
             paths = run_all(settings, choices, range(seeds), folder, bars, processes)
             tables.append(comparison(about(name)["title"], rows(paths), console.width))
     for table in tables:

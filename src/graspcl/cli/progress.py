@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 
@@ -33,14 +34,14 @@ class Bars:
     @contextlib.contextmanager
     def task(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
         """A bar for a step of `total` parts."""
-        bar = self._progress.add_task(title, total=total)
+        bar = self._progress.add_task(escape(title), total=total)
         try:
             yield lambda done: self._progress.advance(bar, done)
             seconds = self._progress.tasks[self._progress.task_ids.index(bar)].elapsed or 0.0
-            self.console.print(f"[green]✓[/green] {title} [dim]{seconds:.1f} s[/dim]")
+            self.console.print(f"[green]✓[/green] {escape(title)} [dim]{seconds:.1f} s[/dim]")
         finally:
             self._progress.remove_task(bar)
 
     def note(self, text: str) -> None:
         """One line above the bars."""
-        self.console.print(f"[dim]{text}[/dim]", soft_wrap=True)
+        self.console.print(f"[dim]{escape(text)}[/dim]", soft_wrap=True)
