@@ -95,7 +95,7 @@ TWO_CLASSES = np.array([0, 8, 0, 0, 8, 8, 0, 0, 8])
         (policies.create("easy_biased"), lambda d: 1 / (d + 1e-7)),
         (policies.create("hard_biased"), lambda d: d),
     ],
-    ids=repr,
+    ids=["mof", "mof with another eps", "easy_biased", "hard_biased"],
 )
 def test_draws_are_weighted_by_the_distance_within_each_class(policy: Policy, weights) -> None:  # type: ignore[no-untyped-def]
     d = prototype_distances(NEAR_AND_FAR.astype(np.float32), TWO_CLASSES)

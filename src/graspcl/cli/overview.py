@@ -1,0 +1,58 @@
+"""The command overview."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from graspcl.cli.options import Plugins, load_plugins
+from graspcl.errors import GraspError, require
+
+
+def overview(
+    run: Path,
+    /,
+    *,
+    class_: Annotated[str | None, Parameter(name="--class")] = None,
+    output: Annotated[Path, Parameter(name=("--output", "-o"))] = Path("overview.html"),
+    plugin: Plugins = [],  # noqa: B006  (never changed; cyclopts shows it as the default)
+) -> None:
+    """Show what GRASP draws of one class over a session, beside what uniform rehearsal draws, as an HTML page.
+
+    Parameters
+    ----------
+    run
+        The folder of a finished run that kept its state; its data must still be there.
+    class_
+        The name of the class; by default the one with most stored samples.
+    output
+        The page.
+    """
+    import json
+
+    from graspcl.cli.progress import Bars
+    from graspcl.experiment.overview import choose_class, class_picture
+    from graspcl.experiment.reopen import reopen
+    from graspcl.random import generator
+    from graspcl.report.overview import write_overview
+
+    load_plugins(plugin)
+    require("plotly", "report")
+    if output.is_dir():
+        raise GraspError(f"{output} is a folder; give -o the name of the page, such as {output / 'overview.html'}")
+    with Bars(Console()) as bars:
+        learner = reopen(run, bars)
+    names = json.loads((run / "classes.json").read_text(encoding="utf-8"))
+    label = choose_class(learner, names, class_)
+    picture = class_picture(learner, label, generator(0, "overview"))
+    draws = {"GRASP": picture.grasp, "Uniform": picture.uniform}
+    try:
+        write_overview(
+            output, names[label], picture.points, picture.prototype, picture.distances, draws, share=picture.share
+        )
+    except OSError as error:
+        raise GraspError(f"the overview cannot be written to {output}: {error.strerror}") from error
+    print(f"wrote {output}: {names[label]}, {len(picture.points)} stored samples")
