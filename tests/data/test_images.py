@@ -521,3 +521,13 @@ def test_links_to_folders_of_the_same_name(split: Path, tmp_path: Path) -> None:
 def test_a_damaged_split_that_is_not_used_does_not_matter(split: Path) -> None:
     (split / "test.zip").write_bytes(b"no zip file")
     assert len(ImageFolder(split).test)
+
+
+def test_files_of_one_size_but_other_contents_have_another_version(tmp_path: Path) -> None:
+    for folder, colour in (("a", 0), ("b", 255)):
+        for name in ("cat/1.bmp", "cat/2.bmp", "dog/1.bmp", "dog/2.bmp"):
+            file = tmp_path / folder / "digits" / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (8, 8), (colour,) * 3).save(file)
+    a, b = (ImageFolder(tmp_path / folder / "digits", pixels=8) for folder in "ab")
+    assert a.version != b.version and a.fingerprint() != b.fingerprint()

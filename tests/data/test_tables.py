@@ -486,7 +486,7 @@ for load in (lambda: TextTable.from_hub("ag_news"), lambda: TextTable({str(file)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines() == [
-        "datasets is not installed; install it with: pip install 'graspcl[text]'",
+        "datasets is not installed; install it with: pip install 'graspcl[hub]'",
         "pyarrow.parquet is not installed; install it with: pip install 'graspcl[text]'",
     ], done.stderr
 

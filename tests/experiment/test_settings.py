@@ -36,6 +36,8 @@ parts = st.builds(Part, words, st.dictionaries(st.sampled_from(["eps", "mode", "
 special = {
     (Optimiser, "lr"): st.floats(1e-9, 1e3),
     (Optimiser, "layer_decay"): st.floats(1e-3, 1.0),
+    (Optimiser, "momentum"): st.floats(0.0, 0.99),
+    (Optimiser, "weight_decay"): st.floats(0.0, 1.0),
     (BufferConfig, "capacity"): st.one_of(st.none(), st.integers(1, 10**9), st.sampled_from(["8MB", "0.2GB"])),
 }
 

@@ -16,6 +16,7 @@ from graspcl.cli import report as reports
 from graspcl.cli import run as experiments
 from graspcl.cli.base import base
 from graspcl.cli.options import AtLeastOne, Plugins, load_plugins, parse_values
+from graspcl.cli.overview import overview
 from graspcl.errors import GraspError
 
 app = App(
@@ -28,6 +29,7 @@ for command in (base, experiments.presets, experiments.show, experiments.run, ex
 app.command(experiments.stream)
 app.command(reports.report)
 app.command(reports.watch)
+app.command(overview)
 Bench = Literal["selection", "insert", "decode", "session", "policies", "network", "all"]
 Stream = Literal["listings", "groceries"]
 

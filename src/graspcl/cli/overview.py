@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from graspcl.cli.options import Plugins, load_plugins
-from graspcl.errors import GraspError, require
+from graspcl.errors import GraspError
 
 
 def overview(
@@ -40,7 +40,6 @@ def overview(
     from graspcl.report.overview import write_overview
 
     load_plugins(plugin)
-    require("plotly", "report")
     if output.is_dir():
         raise GraspError(f"{output} is a folder; give -o the name of the page, such as {output / 'overview.html'}")
     with Bars(Console()) as bars:

@@ -42,6 +42,8 @@ def report(
     if format == "html" and output is not None and output.is_dir():
         raise GraspError(f"{output} is a folder; give -o the name of the page, such as {output / 'report.html'}")
     found = gather(runs or (Path("runs"),), baseline, paper)
+    if not any(run.state not in ("damaged", "empty") for run in found.runs):
+        raise GraspError(f"there is no run to report on in {', '.join(map(str, runs)) or 'runs'}; nothing was written")
     if format == "html":
         file = output or Path("report.html")
         try:

@@ -72,13 +72,23 @@ def show(
 
     from graspcl.experiment.config import as_plain
     from graspcl.experiment.presets import about, names
+    from graspcl.experiment.settings import all_settings
 
     load_plugins(plugin)
     config = resolve(show, what, settings, scale, rehearsal, memory)
     if what in names():
         found = about(what)
         print(f"# {found['title']} (paper: {found['paper']})")
-    print(tomli_w.dumps(as_plain(config)), end="")
+    plain = as_plain(config)
+    print(tomli_w.dumps(plain), end="")
+    unset = [name for name, _ in all_settings() if _lookup(plain, name) is None]
+    print("\n# Not set: " + ", ".join(unset))
+
+
+def _lookup(plain: dict[str, Any], name: str) -> Any:
+    for key in name.split("."):
+        plain = plain.get(key) if isinstance(plain, dict) else None  # type: ignore[assignment]
+    return plain
 
 
 def run(

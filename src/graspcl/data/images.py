@@ -9,7 +9,7 @@ import numpy as np
 
 from graspcl.data.base import Int64s
 from graspcl.data.mapping import ClassesByName
-from graspcl.data.stored import ImageFiles, few, name_hash, size_digest
+from graspcl.data.stored import ImageFiles, few, files_digest, name_hash
 from graspcl.data.trees import Tree, open_tree
 from graspcl.errors import GraspError, require
 
@@ -75,7 +75,7 @@ class ImageFolder(ImageFiles):
         self._pixels = pixels
         super().__init__(
             name=tree.title,
-            version=size_digest(part.sizes[name] for part, name in self._files),
+            version=files_digest((part.sizes[name] for part, name in self._files), self._files),
             classes=classes,
             labels=labels,
             ids=np.array([name_hash(name if part is tree else f"{part.title}/{name}") for part, name in self._files]),

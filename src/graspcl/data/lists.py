@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from graspcl.data.stored import ImageFiles, few, name_hash, size_digest
+from graspcl.data.stored import ImageFiles, few, files_digest, name_hash
 from graspcl.data.trees import FolderTree, Tree, open_tree
 from graspcl.errors import GraspError, require
 
@@ -70,7 +70,7 @@ class ImageList(ImageFiles):
         ends = np.cumsum([len(part.names) for part in lists])
         super().__init__(
             name=tree.title,
-            version=size_digest(sizes),
+            version=files_digest(sizes, self._files),
             classes=_class_names(lists[0], numbers),
             labels=np.array([label_of[number] for part in lists for number in part.labels], np.int64),
             ids=np.array([name_hash(name) for part in lists for name in part.names]),

@@ -84,6 +84,14 @@ def make_backbone(config: Config, samples: Samples[Any], base: Array, order: Arr
     return Backbone(network, rows, True, {"key": key, **log})
 
 
+def header(weights: str) -> dict[str, Any]:
+    """What `graspcl base` wrote beside the tensors; nothing for a file from elsewhere."""
+    try:
+        return dict(read_header(weights))
+    except GraspError:
+        return {}
+
+
 def _loaded(config: Config, samples: Samples[Any], known: Array) -> Backbone:
     weights = config.base.weights
     if config.base.method == "weights" and weights is None:
@@ -91,9 +99,9 @@ def _loaded(config: Config, samples: Samples[Any], known: Array) -> Backbone:
     if weights is None:
         return Backbone(build_network(config), known[:0], False, {"method": "none"})
     names = [samples.classes[label] for label in known]
-    fits = bool(names) and read_header(weights).get("settings", {}).get("classes") == names
+    fits = bool(names) and header(weights).get("settings", {}).get("classes") == names
     network = build_network(config, len(known) if fits else 0)
-    report = load_weights(network, weights)
+    report = load_weights(network, weights, part="network" if fits else "body")
     return Backbone(network, known if fits else known[:0], False, {"method": "weights", "loaded": str(report)})
 
 
@@ -118,7 +126,8 @@ def _training_key(config: Config, samples: Samples[Any], base: Array, network: S
         settings.pop(other, None)
     body = {name: value for name, value in network.state_dict().items() if not name.endswith("_extra_state")}
     depends = [_VERSION, samples.fingerprint(), digest_of({"base": base}), settings, config.seed, digest_of(body)]
-    return digest([*depends, str(config.network), config.execution.precision])[:16]
+    execution = config.execution.resolve()
+    return digest([*depends, str(config.network), execution.precision, execution.device.partition(":")[0]])[:16]
 
 
 def _train(
@@ -174,10 +183,13 @@ def encode_samples(
     """The codec, trained on the latents of the samples `fit_on` [n], and the codes of all samples by it."""
     network = backbone.network.execute(config.execution.resolve()).eval()
     frozen = network.frozen.state_dict()
-    key = f"{samples.name}-{samples.fingerprint()}-{digest_of(frozen)}-v{_VERSION}"
+    how = f"{network.execution.precision}-{network.execution.device.partition(':')[0]}"  # both change the last digits
+    key = f"{samples.name}-{samples.fingerprint()}-{digest_of(frozen)}-{how}-v{_VERSION}"
     latents = None if backbone.trained else _latents(config, samples, network, key, progress)
-    codec = _given_codec(config) or _fitted_codec(config, samples, network, latents, fit_on, key, progress)
-    codes_key = f"codes/{digest([key, str(config.codec), digest_of(codec.state_dict())])[:16]}"
+    # A codec from a file is of the network in that file, not of one that was trained on.
+    codec = None if backbone.trained else _given_codec(config)
+    codec = codec or _fitted_codec(config, samples, network, latents, fit_on, key, progress)
+    codes_key = f"codes/{digest([key, str(config.codec), digest_of(codec.state_dict()), latents is None])[:16]}"
 
     def compute(indices: Array) -> tuple[Array, Array, list[str]]:
         if latents is not None:
@@ -194,10 +206,17 @@ def encode_samples(
 
 def _given_codec(config: Config) -> Codec | None:
     """The codec that lies in the file of weights, if it is of the kind asked for."""
-    if config.base.weights is None or "codec" not in read_header(config.base.weights):
+    if config.base.weights is None or "codec" not in header(config.base.weights):
         return None
     codec = load_codec(config.base.weights)
-    return codec if codec is not None and codec.name == config.codec.name else None
+    if codec is None or codec.name != config.codec.name:
+        return None
+    for name, value in config.codec.parameters.items():
+        if (found := getattr(codec, name, value)) != value and name not in ("iterations", "samples", "seed"):
+            raise GraspError(
+                f"--codec.{name} {value}: the codec in {config.base.weights} has {found}; take that, or other weights"
+            )
+    return codec
 
 
 def _fitted_codec(
@@ -232,7 +251,7 @@ def _fitted_codec(
 
 def _latents(config: Config, samples: Samples[Any], network: SplitNetwork, key: str, progress: Progress) -> Rows | None:
     """Latents of all samples, in half precision, which serve every seed; None where they would take too much room."""
-    if 2 * _encode(network, _first(samples))[0].numel() * len(samples) > _LATENTS:
+    if 2 * _encode(network, first_readable(samples))[0].numel() * len(samples) > _LATENTS:
         return None
 
     def compute(indices: Array) -> tuple[Array, Array, list[str]]:
@@ -242,7 +261,7 @@ def _latents(config: Config, samples: Samples[Any], network: SplitNetwork, key: 
     return cached_rows(f"latents/{key}", len(samples), compute, progress, f"extracting latents: {samples.name}")
 
 
-def _first(samples: Samples[Any]) -> Any:
+def first_readable(samples: Samples[Any]) -> Any:
     """The first sample that can be read, as a batch of one."""
     problems: list[str] = []
     for index in range(len(samples)):

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from graspcl.errors import GraspError
 from graspcl.experiment.progress import Progress
 from graspcl.files import write_whole
 
@@ -45,6 +46,24 @@ def locked(folder: Path) -> Iterator[None]:
         return
     with file:
         fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Within, nobody else is at work in `folder`; if somebody is, that is an error."""
+    try:
+        import fcntl
+
+        file = open(folder / ".lock", "w")  # noqa: SIM115  (closed below)
+    except (ImportError, OSError):
+        yield
+        return
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise GraspError(f"another process is at work in {folder}; let it finish, or end it first") from error
         yield
 
 

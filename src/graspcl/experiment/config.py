@@ -147,6 +147,7 @@ class Config:
     learner: Part = Part("siesta")
     rehearsal: Literal["latent", "veridical"] = "latent"
     seed: int = 0
+    log: str | None = None  # where else sessions are told of: tensorboard, wandb, mlflow, separated by commas
     data: DataConfig = DataConfig()
     stream: StreamConfig = StreamConfig()
     network: Part = Part("mobilenet_v3_large")
@@ -171,8 +172,8 @@ class Config:
 
     @property
     def path(self) -> str:
-        """Where the run lies below a folder of runs: by name, learner, policy and seed, and a hash of all settings."""
-        return f"{self.name}/{self.learner}/{self.policy}/seed-{self.seed}-{digest(as_plain(self))[:6]}"
+        """Where the run lies below a folder of runs: by name, learner, policy and seed, and a hash of its identity."""
+        return f"{self.name}/{self.learner}/{self.policy}/seed-{self.seed}-{digest(identity(as_plain(self)))[:6]}"
 
     def with_(self, **changes: Any) -> Config:
         """The same settings with changes."""
@@ -194,6 +195,11 @@ def as_plain(config: Any) -> dict[str, Any]:
         return {key: plain(inner) for key, inner in value.items() if inner is not None}
 
     return dict(plain(asdict(config)))
+
+
+def identity(plain: dict[str, Any]) -> dict[str, Any]:
+    """Of plain settings those that decide what a run comes to; how often it is saved and who is told do not."""
+    return {name: value for name, value in plain.items() if name not in ("checkpoint", "log")}
 
 
 def digest(value: Any) -> str:

@@ -15,6 +15,10 @@ class Meter:
         self._last = self._read()
         self._joules = 0.0
 
+    def go_on(self, spent: float | None) -> None:
+        """Count on from what an earlier process spent."""
+        self._joules += spent or 0.0
+
     def joules(self) -> float | None:
         """So far; None where there are no counters. Ask at least once an hour, for counters begin anew at their end."""
         now = self._read()

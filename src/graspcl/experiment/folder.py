@@ -59,7 +59,7 @@ class RunFolder:
         with _disk_errors(self.path):
             for name in ("summary.json", "metrics.jsonl", "predictions.npz", "drift.npz", "failure.txt"):
                 (self.path / name).unlink(missing_ok=True)
-            for file in (*self.path.glob("checkpoints/*"), *self.path.glob("plans/*")):
+            for file in (*self._checkpoints(), *self.path.glob("plans/session-*.npz")):
                 file.unlink()
 
     def write_config(self, config: dict[str, Any]) -> None:

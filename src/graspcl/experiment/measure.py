@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 
 from graspcl.buffer import Codes
+from graspcl.data import Samples
 from graspcl.learner import Learner
 from graspcl.metric import drift
+from graspcl.stream import Stream
 
 Array = np.ndarray[Any, Any]
 
@@ -42,6 +44,16 @@ class TestSet:
         """Percent right among samples of classes that have arrived."""
         known = self.arrived <= session
         return float(100 * (predicted[known] == self.labels[known]).mean()) if known.any() else float("nan")
+
+
+def arrivals(stream: Stream, samples: Samples[Any], test: Array) -> Array:
+    """The session [n] to which each of the test samples `test` [n] belongs: that of its task, where there are tasks, or
+    of its class."""
+    task_of = getattr(samples, "task_of", None)
+    if stream.tasks is not None and task_of is not None:
+        session = {task: number for number, task in enumerate(stream.tasks, start=1)}
+        return np.array([session[int(task)] for task in task_of[test]], np.int64)
+    return np.array([stream.home[int(label)] for label in samples.labels[test]], np.int64)
 
 
 class DriftMeter:

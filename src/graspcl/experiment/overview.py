@@ -59,7 +59,7 @@ def project(embeddings: Array) -> tuple[Array, Array, float]:
     and the share of the variance that the plane holds.
 
     Cosine distance knows directions alone, so it is directions that are projected: between two of them,
-    ‖u - v‖² = 2 (1 - cos). Each component points to where its largest entry is positive, the same for every run.
+    ‖u - v‖² = 2 (1 - cos). Each component points to where its largest entry (of equal ones the first) is positive.
 
     >>> points, prototype, share = project(np.array([[1.0, 0.0, 0.0], [0.0, 2.0, 0.0]]))
     >>> points.round(2).tolist(), prototype.round(2).tolist(), round(share, 3)
@@ -73,7 +73,7 @@ def project(embeddings: Array) -> tuple[Array, Array, float]:
     _, singular, components = np.linalg.svd(u - centre, full_matrices=False)
     plane = np.zeros((2, z.shape[1]))
     found = components[:2][singular[:2] > 1e-9]  # a direction of rounding errors is none
-    plane[: len(found)] = found * np.sign(found[np.arange(len(found)), np.abs(found).argmax(1)])[:, None]
+    plane[: len(found)] = found * np.sign(found[np.arange(len(found)), np.abs(found).round(9).argmax(1)])[:, None]
     variance = singular**2
     share = float(variance[:2].sum() / variance.sum()) if variance.sum() > 0 else 1.0
     return (u - centre) @ plane.T, (q - centre) @ plane.T, share

@@ -13,15 +13,17 @@ import numpy as np
 from graspcl.buffer import Codes
 from graspcl.buffer.capacity import capacity_in_samples
 from graspcl.errors import GraspError
-from graspcl.experiment.config import Config, as_plain
+from graspcl.experiment.cache import alone
+from graspcl.experiment.config import Config, as_plain, identity
 from graspcl.experiment.energy import Meter
 from graspcl.experiment.folder import RunFolder, environment
-from graspcl.experiment.measure import DriftMeter, TestSet
+from graspcl.experiment.loggers import make_loggers
+from graspcl.experiment.measure import DriftMeter, TestSet, arrivals
 from graspcl.experiment.progress import Progress, Silent
 from graspcl.experiment.start import Ready, check, new_learner, ready, start_state
 from graspcl.experiment.stopping import HeldOut, Patience
 from graspcl.learner import Diverged, Learner, Rehearsal, SessionLog
-from graspcl.metric import accuracies, head_and_tail, summarise_drift
+from graspcl.metric import Accuracies, accuracies, head_and_tail, summarise_drift
 from graspcl.policy import Budget
 from graspcl.random import generator
 from graspcl.stream import save_stream
@@ -41,24 +43,28 @@ def run(config: Config, folder: Path, progress: Progress | None = None, base: Pa
     that was finished is not repeated. States that several runs begin from are shared in the folder `base`.
     """
     check(config)
-    progress, place = progress or Silent(), RunFolder(folder)
-    if held(place, config) and place.finished:
+    progress = progress or Silent()
+    if held(folder, config) and RunFolder(folder).finished:
         progress.note(f"{folder} holds this run already, finished")
-        return place.summary()
-    start = ready(config, progress)
-    return Run(config, start, place, progress, base or folder / "base").finish()
+        return RunFolder(folder).summary()
+    start, place = ready(config, progress), RunFolder(folder)
+    with alone(folder):
+        return Run(config, start, place, progress, base or folder / "base").finish()
 
 
-def held(place: RunFolder, config: Config) -> bool:
-    """Whether the folder has a run of these settings; one of others is never overwritten."""
+def held(folder: Path, config: Config) -> bool:
+    """Whether the folder has a run of these settings; one of others, or other files, are never overwritten."""
     from graspcl.experiment.settings import read_toml
 
-    file = place.path / "config.toml"
+    file = folder / "config.toml"
     if not file.exists():
+        if folder.is_dir() and any(path.name not in (".lock", "base", "failure.txt") for path in folder.iterdir()):
+            raise GraspError(f"{folder} has files that are not of a run; choose another folder")
         return False
-    if (found := read_toml(file)) != as_plain(config):
-        other = sorted(key for key in {*found, *as_plain(config)} if found.get(key) != as_plain(config).get(key))
-        raise GraspError(f"{place.path} holds a run with other settings ({', '.join(other)}); choose another folder")
+    found, own = identity(read_toml(file)), identity(as_plain(config))
+    if found != own:
+        other = sorted(key for key in {*found, *own} if found.get(key) != own.get(key))
+        raise GraspError(f"{folder} holds a run with other settings ({', '.join(other)}); choose another folder")
     return True
 
 
@@ -71,10 +77,9 @@ class Run:
         self.learner = new_learner(config, start)
         samples = start.samples
         train, test = np.array(samples.train), np.array(samples.test)
-        test = test[start.readable[test] & np.isin(samples.labels[test], [*self.stream.arrival])]
-        arrived = np.array([self.stream.arrival[int(label)] for label in samples.labels[test]], np.int64)
-        self.tests = TestSet(start.codes[test], samples.labels[test], arrived)
-        self.fits = samples_within(config, self.learner, start.codes[train[start.readable[train]]])
+        test = test[start.readable[test] & np.isin(samples.labels[test], [*self.stream.home])]
+        self.tests = TestSet(start.codes[test], samples.labels[test], arrivals(self.stream, samples, test))
+        self.fits = samples_within(config, self.learner, start.codes[train[start.readable[train]][:1000]])
         codec, stopper = self.learner.buffer.codec, generator(config.seed, "held out")
         self.held = HeldOut(config.stop, codec, stopper) if config.stop.patience is not None else None
         self.records: list[dict[str, Any]] = []
@@ -85,12 +90,15 @@ class Run:
         self._pause = config.checkpoint.seconds
         self._meter = Meter()
         self._interrupted = self._restore(base)
+        self.logger = make_loggers(config.log, progress.note)
+        self.logger.begin(as_plain(config), folder.path)
+        for record in self.records:  # what it was told before it does not hear again
+            self.logger.session(record)
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 
     def finish(self) -> dict[str, Any]:
         """Go to the end of the stream; returns the summary."""
-        sessions = self.config.stream.sessions
         title = f"{self.config.name}: {self.config.label}, seed {self.config.seed}"
         with self.progress.task(title, len(self.stream.sessions)) as advance:
             advance(len(self.records))
@@ -102,7 +110,6 @@ class Run:
                 if chunk.ends_session:
                     self._session(chunk.session)
                     advance(1)
-        assert len(self.records) >= min(1, sessions)
         return self._conclude()
 
     @property
@@ -174,7 +181,8 @@ class Run:
         if log is not None:
             record |= {**asdict(log.costs), "coverage": log.coverage, "stored": log.stored}
             loss = float(log.losses[-10:].mean()) if len(log.losses) else None
-            record |= {"buffer_bytes": log.buffer_bytes, "loss": loss}
+            apart = 0 if self.held is None else self.held.buffer.nbytes
+            record |= {"buffer_bytes": log.buffer_bytes + apart, "loss": loss}
             record["updates_saved"] = budget.updates - log.costs.updates
             counts = np.bincount(log.labels[np.flatnonzero(log.rehearsed)], minlength=len(self.start.samples.classes))
             self.folder.write_arrays(
@@ -185,18 +193,31 @@ class Run:
                 summary = summarise_drift(meter.curve)
                 record |= {"drift_auc": summary.auc, "drift_mean": summary.mean}
         record = {name: _or_none(value) for name, value in record.items()}
+        self._meter.joules()  # counters begin anew at their end: they are asked now and then
+        self._tell(record)
         self.records.append(record)
         self.folder.append_metrics(record)
+        self.logger.session(record)
         self._write_results()
         self._save_now_and_then(None)
+
+    def _tell(self, record: dict[str, Any]) -> None:
+        if "failed" not in record:
+            spent = f"{record['updates']} updates in {record['training_seconds'] + record['selection_seconds']:.1f} s"
+            accuracy = "no test samples yet" if record["accuracy"] is None else f"accuracy {record['accuracy']:.2f} %"
+            self.progress.note(f"session {record['session']} of {len(self.stream.sessions)}: {accuracy}, {spent}")
 
     def _write_results(self) -> None:
         self.folder.write_arrays("predictions", labels=self.tests.labels, predictions=np.stack(self.predictions))
         if self.drift:
             self.folder.write_arrays("drift", **{f"session_{n}": curve for n, curve in self.drift.items()})
 
+    def _by_task(self, result: Accuracies) -> dict[str, float]:
+        """Where sessions are tasks, the mean of their final accuracies, as IDBR reports it."""
+        return {} if self.stream.tasks is None else {"alpha_tasks": float(np.nanmean(result.matrix[-1]))}
+
     def _conclude(self) -> dict[str, Any]:
-        result = accuracies(self.predictions, self.tests.labels, self.stream.arrival)
+        result = accuracies(self.predictions, self.tests.labels, self.tests.arrived)
         head, tail = head_and_tail(
             self.predictions[-1], self.tests.labels, self.stream.counts, threshold=self.config.measure.head
         )
@@ -212,6 +233,7 @@ class Run:
             "matrix": _plain(result.matrix), **result.summary(), "alpha_head": head, "alpha_tail": tail,
             "top5": self.records[-1]["top5"], **totals,
             "seconds": self.seconds + time.perf_counter() - self._begun, "joules": self._meter.joules(),
+            **self._by_task(result),
             "failed_sessions": len(self.records) - len(done), "unreadable_samples": int((~self.start.readable).sum()),
         }  # fmt: skip
         summary = {name: _or_none(value) for name, value in summary.items()}
@@ -219,6 +241,7 @@ class Run:
         if keep:
             self._save(None)
         self.folder.write_json("summary", summary)
+        self.logger.end(summary)
         self.folder.drop_checkpoints(all_but=int(keep))  # not before: until then the run goes on from one of them
         return summary
 
@@ -241,6 +264,7 @@ class Run:
             self.held.load_state_dict(state["held"])
         self.records, self.seconds = list(state["records"]), float(state["seconds"])
         self.predictions = list(np.asarray(state["predictions"]))
+        self._meter.go_on(state["joules"])
         self.drift = {int(number): np.asarray(curve) for number, curve in state["drift"].items()}
         self.folder.write_metrics(self.records)
         session: dict[str, Any] | None = state["session"]
@@ -260,7 +284,7 @@ class Run:
         save_stream(self.stream, self.folder.path / "stream.npz", fingerprint=samples.fingerprint())
         if self.start.problems:
             self.folder.write_json("problems", self.start.problems)
-            self.progress.note(f"{len(self.start.problems)} problems with the data: {self.start.problems[0]}")
+            self.progress.note(f"problems with the data: {len(self.start.problems)}, listed in problems.json")
         state = start_state(self.config, self.start, base, self.progress)
         self.learner.load_state_dict({**state, "policy": self.learner.policy.state_dict()})
         self.predictions.append(self.tests.predict(self.learner, 0)[0])
@@ -284,6 +308,7 @@ class Run:
                 "records": self.records,
                 "predictions": np.stack(self.predictions),
                 "drift": self.drift,
+                "joules": self._meter.joules(),
                 "seconds": self.seconds + time.perf_counter() - self._begun,
                 "session": session,
             }

@@ -176,6 +176,11 @@ def _idle(config: Config) -> dict[str, str]:
         found["codec"] = "veridical rehearsal stores samples as they came"
     if config.network.name in ("vector", "transformer"):
         found["data.pixels"] = "the network reads texts, not images"
+    else:
+        columns = ("data.text", "data.label", "data.tasks")
+        found |= dict.fromkeys(columns, "the network sees images, not texts")
+    if config.data.tasks is not None:
+        found["stream.order"] = "tasks come in the order of data.tasks"
     if stream.kind == "task_incremental":
         found["stream.base_classes"] = "tasks come one after the other from the first on"
     for name, optimiser in (("optimiser", config.optimiser), ("base.optimiser", base.optimiser)):

@@ -84,7 +84,13 @@ def _saved_order(config: Config, samples: Samples[Any], order: Array) -> Array:
 
 
 def _saved(config: Config, samples: Samples[Any]) -> Stream:
-    return load_stream(Path(str(config.stream.file)), fingerprint=samples.fingerprint())
+    try:
+        return load_stream(Path(str(config.stream.file)), fingerprint=samples.fingerprint())
+    except GraspError as error:
+        if config.data.classes is None or config.stream.order != "random":
+            raise
+        drawn = "which classes there are is drawn with --seed: give the one that the stream was saved with"
+        raise GraspError(f"{error} ({drawn})") from error
 
 
 def arrange(config: Config, samples: Samples[Any], order: Array) -> Stream:

@@ -16,7 +16,14 @@ from graspcl.codec import Codec, Encoded, Identity
 from graspcl.data import Samples
 from graspcl.errors import GraspError, nearest
 from graspcl.experiment import texts
-from graspcl.experiment.backbone import Backbone, build_network, encode_samples, make_backbone, make_codec
+from graspcl.experiment.backbone import (
+    Backbone,
+    build_network,
+    encode_samples,
+    first_readable,
+    make_backbone,
+    make_codec,
+)
 from graspcl.experiment.cache import Rows, cached_rows, digest_of, locked
 from graspcl.experiment.checkpoint import drop_unfinished, load_state, save_state
 from graspcl.experiment.config import (
@@ -29,6 +36,7 @@ from graspcl.experiment.config import (
     as_plain,
     digest,
 )
+from graspcl.experiment.loggers import make_loggers
 from graspcl.experiment.progress import Progress
 from graspcl.experiment.source import arrange, check_data, open_data
 from graspcl.learner import Learner, column_shapes, learners
@@ -57,6 +65,7 @@ def check(config: Config) -> None:
     if learner.unbounded and config.buffer.capacity is not None:
         raise GraspError(f"learner {config.learner.name!r} keeps everything it has seen: give the buffer no capacity")
     streams.get(config.stream.kind)
+    make_loggers(config.log)
     _check_numbers(config)
     check_data(config)
     config.execution.resolve()
@@ -136,7 +145,9 @@ class Ready:
         if self.readable[whole.samples].all():
             return whole
         base, *sessions = (part[self.readable[part]] for part in (whole.base, *whole.sessions))
-        return Stream(base, sessions, whole.chunk, self.samples.labels, whole.tasks)
+        rest = Stream(base, sessions, whole.chunk, self.samples.labels, whole.tasks)
+        rest.name, rest.home = whole.name, {label: whole.home[label] for label in whole.home if label in rest.home}
+        return rest
 
 
 _kept: dict[str, Ready] = {}
@@ -147,12 +158,18 @@ def ready(config: Config, progress: Progress) -> Ready:
     plain = as_plain(config)
     shared = ("seed", "data", "stream", "network", "codec", "rehearsal", "execution")
     base = {name: plain["base"].get(name) for name in ("method", "weights", "epochs", "batch_size", "lr")}
-    key = digest([{name: plain.get(name) for name in shared}, base])
+    files = [_stamp(path) for path in (config.base.weights, config.stream.file)]
+    key = digest([{name: plain.get(name) for name in shared}, base, files])
     if key not in _kept:
         found = _make_ready(config, progress)
         _kept.clear()
         _kept[key] = found
     return _kept[key]
+
+
+def _stamp(path: str | None) -> list[int]:
+    """Changes when a file is written anew."""
+    return [] if path is None else [Path(path).stat().st_size, Path(path).stat().st_mtime_ns]
 
 
 def forget() -> None:
@@ -162,9 +179,15 @@ def forget() -> None:
 
 def _make_ready(config: Config, progress: Progress) -> Ready:
     samples, order = open_data(config)
+    untested = sorted(set(np.unique(samples.labels)) - set(np.unique(samples.labels[samples.test])))
+    if untested:
+        names = ", ".join(samples.classes[label] for label in untested[:5])
+        few = f"{names} and {len(untested) - 5} more" if len(untested) > 5 else names
+        samples.problems = [*samples.problems, f"{samples.name}: no test samples, so not in any accuracy: {few}"]
     for problem in samples.problems:
         progress.note(problem)
     stream = arrange(config, samples, order)
+    try_out(build_network(config), samples)
     trains = config.base.method in ("supervised", "swav")
     raw_images = config.rehearsal == "veridical" and config.network.name not in texts.NETWORKS
     scanned = _scan(samples, config, progress) if trains or raw_images else None
@@ -188,6 +211,16 @@ def _make_ready(config: Config, progress: Progress) -> Ready:
     codec, rows = encode_samples(config, samples, backbone, fit_on, progress)
     problems = [*samples.problems, *(problem for problem in rows.problems if problem)]
     return Ready(samples, order, backbone, codec, torch.from_numpy(rows.values), rows.readable, problems)
+
+
+def try_out(network: SplitNetwork, samples: Samples[Any]) -> None:
+    """Refuse a network that cannot take the data, before hours are spent."""
+    try:
+        with torch.no_grad():
+            network.eval()(network.encode(first_readable(samples)))
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        said = str(error).partition("\n")[0]
+        raise GraspError(f"the network does not take the samples of {samples.name}: {said}") from error
 
 
 def _scan(samples: Samples[Any], config: Config, progress: Progress) -> Rows:
@@ -241,7 +274,7 @@ def new_learner(config: Config, start: Ready, policy: Policy | None = None) -> L
 def start_key(config: Config) -> str:
     """Names all that `start_state` depends on, as far as settings tell."""
     alike = replace(
-        config, name="", policy=Part("grasp"), budget=BudgetConfig(batch_size=config.budget.batch_size),
+        config, name="", log=None, policy=Part("grasp"), budget=BudgetConfig(batch_size=config.budget.batch_size),
         stop=StopConfig(), measure=MeasureConfig(), checkpoint=CheckpointConfig(),
     )  # fmt: skip
     return digest(as_plain(alike))[:16]

@@ -61,7 +61,7 @@ def sweep(
 
 def _finished(place: Path, config: Config) -> bool:
     """Whether a run came to its end there; its summary must be readable."""
-    if not (place / "config.toml").exists() or not held(RunFolder(place), config) or not RunFolder(place).finished:
+    if not (place / "config.toml").exists() or not held(place, config) or not RunFolder(place).finished:
         return False
     RunFolder(place).summary()
     return True

@@ -32,6 +32,10 @@ class Optimiser:
     def __post_init__(self) -> None:
         if not self.lr > 0 or not 0 < self.layer_decay <= 1:
             raise GraspError(f"lr must be above 0 and layer_decay in (0, 1], not {self.lr} and {self.layer_decay}")
+        if not 0 <= self.momentum < 1 or not self.weight_decay >= 0:
+            raise GraspError(
+                f"momentum lies in [0, 1) and weight_decay is not negative, not {self.momentum}, {self.weight_decay}"
+            )
 
     def build(self, parameters: Named) -> torch.optim.Optimizer:
         """The optimiser over `parameters`, given from first to last layer."""

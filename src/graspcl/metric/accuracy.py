@@ -97,11 +97,12 @@ class Accuracies:
 
 
 def accuracies(
-    predictions: Sequence[Array], labels: Array, arrival: Mapping[int, int], *, ahead: bool = False
+    predictions: Sequence[Array], labels: Array, arrival: Mapping[int, int] | Array, *, ahead: bool = False
 ) -> Accuracies:
     """The accuracy matrix from predictions [n_test] after base initialisation and after each session.
 
-    Entries of samples whose class had not arrived by then are ignored. `arrival` maps a class to its session.
+    Entries of samples whose class had not arrived by then are ignored. `arrival` maps a class to its
+    session, or tells the session of each sample [n_test].
     With `ahead`, predictions of classes yet to come are counted too, as where all classes are known from the start;
     a group that was not predicted at all (only −1) stays NaN.
 
@@ -112,7 +113,10 @@ def accuracies(
     >>> result.summary()["forgetting"]
     50.0
     """
-    came = np.array([arrival[int(label)] for label in np.unique(labels)])[np.unique(labels, return_inverse=True)[1]]
+    if isinstance(arrival, Mapping):
+        classes, place = np.unique(labels, return_inverse=True)
+        arrival = np.array([arrival[int(label)] for label in classes], np.int64)[place]
+    came = np.asarray(arrival, np.int64)
     size = len(predictions)
     weights = np.bincount(came, minlength=size)
     matrix = np.full((size, size), np.nan)

@@ -70,9 +70,10 @@ def _page(title: str, body: str, figures: dict[str, Any]) -> str:
 
 def _about(stored: int, share: float) -> str:
     return (
-        f"{stored:,} stored samples of one class, as the network sees them, in the two directions in which they differ "
-        f"most ({100 * share:.0f} % of their variance). GRASP begins near the class mean and gradually selects "
-        "samples far from it; uniform rehearsal selects everywhere from the start, and some samples never."
+        f"{stored:,} stored samples of one class, as the network sees them, in the two directions in which they "
+        f"differ most ({100 * share:.0f} % of their variance). GRASP draws samples near the class mean with higher "
+        "odds, and a drawn one rarely again, so that distant ones follow; uniform rehearsal draws all with the same "
+        "odds throughout."
     )
 
 
@@ -98,7 +99,7 @@ def _figure(number: int, policy: str, order: Array, points: Array, prototype: Ar
         before, now = order[: ends[max(0, step - 1)]], order[ends[max(0, step - 1)] : end]
         fresh = np.unique(now[shown[now]])
         old = np.setdiff1d(before[shown[before]], fresh)
-        marks = [_drawn(points[old], "drawn before", _COLOURS[number % 2], 0.35)]
+        marks = [_drawn(points[old], "drawn before", _COLOURS[number % 2], 0.45)]
         marks.append(_drawn(points[fresh], "drawn in this step", _COLOURS[number % 2], 1.0))
         note = _note(order[:end], len(order), distances)
         views.append(View(f"{100 * step / steps:.0f} %", [always[0], *marks, always[1]], note=note))

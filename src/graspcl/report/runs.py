@@ -144,6 +144,8 @@ def run_table(path: Path) -> Table:
         for key, text in (("failed_sessions", "sessions given up"), ("unreadable_samples", "samples unreadable")):
             if summary.get(key):
                 parts.append(f"{summary[key]} {text}")
+        if summary.get("drift_auc") is not None:
+            parts.append(f"drift β {summary['drift_auc']:.4g}, φ {summary['drift_mean']:.4g}")
         if summary.get("updates_saved"):
             parts.append(f"{summary['updates_saved']} updates saved")
         table.caption, table.caption_justify = " · ".join(parts), "left"

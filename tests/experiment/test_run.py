@@ -1,0 +1,135 @@
+"""Runs: what belongs to which session, folders that are somebody's, caches that tell executions apart."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from graspcl.data import Samples
+from graspcl.errors import GraspError
+from graspcl.experiment import change, preset, run
+from graspcl.experiment.cache import alone
+from graspcl.experiment.config import BaseConfig, StreamConfig
+from graspcl.experiment.measure import arrivals
+from graspcl.experiment.progress import Silent
+from graspcl.experiment.source import SOURCES
+from graspcl.experiment.start import forget, ready
+from graspcl.stream import ClassIncremental, Stream
+
+
+def test_a_folder_with_other_files_is_left_alone(small, tmp_path):
+    (tmp_path / "mine" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "mine" / "checkpoints" / "model.pt").write_text("precious")
+    with pytest.raises(GraspError, match="files that are not of a run"):
+        run(small, tmp_path / "mine")
+    assert (tmp_path / "mine" / "checkpoints" / "model.pt").read_text() == "precious"
+
+
+def test_two_processes_do_not_share_a_folder(small, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with alone(folder), pytest.raises(GraspError, match="another process is at work"):
+        run(small, folder)
+    assert run(small, folder)["alpha"] > 30  # and now it may
+
+
+class Tasks(Samples[torch.Tensor]):
+    """Two tasks with the same two classes."""
+
+    def __init__(self) -> None:
+        labels, self.task_of = np.tile([0, 1], 20), np.repeat([0, 1], 20)
+        train, test = np.arange(40)[np.arange(40) % 4 < 2], np.arange(40)[np.arange(40) % 4 >= 2]
+        super().__init__("tasks", "1", ["no", "yes"], labels, np.arange(40), train, test)
+
+    def read(self, indices):
+        return torch.zeros(len(indices), 4)
+
+
+def test_texts_of_a_later_task_are_not_tested_before_it_comes():
+    samples = Tasks()
+    sessions = [samples.train[samples.task_of[samples.train] == task] for task in (1, 0)]
+    stream = Stream([], sessions, labels=samples.labels, tasks=[1, 0])
+    came = arrivals(stream, samples, samples.test)
+    assert came.tolist() == [2 if task == 0 else 1 for task in samples.task_of[samples.test]]
+
+
+def test_a_blurred_class_belongs_to_its_own_session():
+    labels = np.repeat(np.arange(6), 50)
+    stream = ClassIncremental(np.arange(300), labels, 2, 2, np.random.default_rng(0), blurry=0.5)
+    samples = Tasks()
+    samples.labels, samples.task_of = labels, None
+    came = arrivals(stream, samples, np.arange(300))
+    assert sorted(np.unique(came).tolist()) == [0, 1, 2] and np.bincount(came).tolist() == [100, 100, 100]
+    assert set(stream.arrival.values()) == {0, 1}  # though samples of all classes are there from the first on
+
+
+def test_weights_from_elsewhere_have_no_codec_and_no_classes(small, tmp_path):
+    from graspcl.experiment.backbone import build_network
+
+    state = {name: value for name, value in build_network(small).state_dict().items() if "extra" not in name}
+    state = {name: value for name, value in state.items() if not name.startswith("head.")}
+    torch.save(state, tmp_path / "weights.pth")
+    save_file(state, tmp_path / "weights.safetensors")
+    for name in ("weights.pth", "weights.safetensors"):
+        options = {"base.method": "weights", "base.weights": str(tmp_path / name), "name": name}
+        assert run(change(small, options), tmp_path / "runs" / name)["alpha"] > 30
+
+
+def test_latents_of_another_precision_are_not_taken(small, monkeypatch):
+    """Of a network whose frozen part multiplies, bf16 latents differ; the cache must not mix them."""
+    keys = []
+    from graspcl.experiment import backbone
+
+    real = backbone.cached_rows
+    monkeypatch.setattr(backbone, "cached_rows", lambda key, *rest: (keys.append(key), real(key, *rest))[1])
+    ready(small, Silent())
+    assert all("fp32-cpu" in key for key in keys if key.startswith("latents"))
+
+
+def test_a_network_that_cannot_take_the_data_is_refused(small, tmp_path):
+    with pytest.raises(GraspError, match="does not take the samples of clusters"):
+        run(change(small, {"network.dim": 17}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_file_written_anew_is_read_anew(small, tmp_path):
+    from graspcl.experiment.source import arrange, open_data
+    from graspcl.stream import save_stream
+
+    file = tmp_path / "stream.npz"
+    for seed in (0, 1):
+        samples, order = open_data(change(small, {"seed": seed}))
+        save_stream(arrange(change(small, {"seed": seed}), samples, order), file, fingerprint=samples.fingerprint())
+        found = ready(change(small, {"stream.file": str(file)}), Silent()).order.tolist()
+        if seed == 0:
+            before = found
+    assert found != before
+
+
+def test_final_accuracy_of_tasks_is_the_mean_over_tasks(tmp_path, monkeypatch):
+    monkeypatch.setenv("GRASPCL_CACHE", str(tmp_path / "cache"))
+
+    class Vectors(Tasks):
+        def __init__(self) -> None:
+            super().__init__()
+            rng = np.random.default_rng(0)
+            self.values = (4 * self.labels[:, None] + rng.normal(size=(40, 4))).astype(np.float32)
+
+        def read(self, indices):
+            return torch.from_numpy(self.values[self.check(indices)])
+
+    forget()
+    monkeypatch.setitem(SOURCES, "pairs", lambda data: Vectors())
+    options = {"data.path": "pairs", "network.dim": 4, "learner": "idbr", "stream.sessions": 2, "name": "pairs"}
+    plain = preset("listings", memory="unbounded")
+    plain = replace(plain, base=BaseConfig(), stream=StreamConfig("task_incremental", sessions=2, order="sorted"))
+    summary = run(change(plain, options), tmp_path / "run")
+    last = [
+        value
+        for value in json.loads((tmp_path / "run" / "summary.json").read_text())["matrix"][-1]
+        if value is not None
+    ]
+    assert len(last) == 2 and summary["alpha_tasks"] == pytest.approx(np.mean(last), abs=1e-3)
