@@ -15,11 +15,11 @@ from graspcl.cli.options import parse_settings, resolve
 from graspcl.cli.run import run, sweep
 from graspcl.errors import GraspError
 from graspcl.experiment import Config, Part, change, from_plain, preset
+from graspcl.experiment.check import check
 from graspcl.experiment.config import BufferConfig, StopConfig, as_plain
 from graspcl.experiment.presets import names
 from graspcl.experiment.settings import merge, nested, read_toml, single
 from graspcl.experiment.source import SOURCES, arrange, open_data
-from graspcl.experiment.start import check
 from graspcl.learner import Optimiser
 from graspcl.stream import save_stream
 

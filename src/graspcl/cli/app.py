@@ -17,6 +17,7 @@ from graspcl.cli import run as experiments
 from graspcl.cli.base import base
 from graspcl.cli.options import AtLeastOne, Plugins, load_plugins, parse_values
 from graspcl.cli.overview import overview
+from graspcl.cli.stream import stream
 from graspcl.errors import GraspError
 
 app = App(
@@ -26,7 +27,7 @@ app = App(
 )
 for command in (base, experiments.presets, experiments.show, experiments.run, experiments.sweep, experiments.runs):
     app.command(command)
-app.command(experiments.stream)
+app.command(stream)
 app.command(reports.report)
 app.command(reports.watch)
 app.command(overview)

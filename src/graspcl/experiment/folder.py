@@ -26,6 +26,8 @@ import numpy as np
 
 from graspcl.errors import GraspError
 from graspcl.experiment.checkpoint import drop_unfinished, load_state, save_state
+from graspcl.experiment.config import Config, as_plain, identity
+from graspcl.experiment.settings import read_toml
 from graspcl.files import write_whole
 
 Array = np.ndarray[Any, Any]
@@ -125,6 +127,20 @@ class RunFolder:
 
     def _checkpoints(self) -> list[Path]:
         return sorted(path for path in self.path.glob("checkpoints/*.safetensors") if path.stem.isdecimal())
+
+
+def held(folder: Path, config: Config) -> bool:
+    """Whether the folder has a run of these settings; one of others, or other files, are never overwritten."""
+    file = folder / "config.toml"
+    if not file.exists():
+        if folder.is_dir() and any(path.name not in (".lock", "base", "failure.txt") for path in folder.iterdir()):
+            raise GraspError(f"{folder} has files that are not of a run; choose another folder")
+        return False
+    found, own = identity(read_toml(file)), identity(as_plain(config))
+    if found != own:
+        other = sorted(key for key in {*found, *own} if found.get(key) != own.get(key))
+        raise GraspError(f"{folder} holds a run with other settings ({', '.join(other)}); choose another folder")
+    return True
 
 
 @contextlib.contextmanager

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from graspcl.errors import GraspError
+from graspcl.experiment.check import check
 from graspcl.experiment.folder import RunFolder
 from graspcl.experiment.progress import Progress, Silent
 from graspcl.experiment.settings import from_plain, read_toml
-from graspcl.experiment.start import check, new_learner, ready
+from graspcl.experiment.start import new_learner, ready
 from graspcl.learner import Learner
 
 

@@ -10,19 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from graspcl.buffer import Codes
-from graspcl.buffer.capacity import capacity_in_samples
 from graspcl.errors import GraspError
+from graspcl.experiment.budgets import samples_within, session_budget
 from graspcl.experiment.cache import alone
-from graspcl.experiment.config import Config, as_plain, identity
+from graspcl.experiment.check import check
+from graspcl.experiment.config import Config, as_plain
 from graspcl.experiment.energy import Meter
-from graspcl.experiment.folder import RunFolder, environment
+from graspcl.experiment.folder import RunFolder, environment, held
 from graspcl.experiment.loggers import make_loggers
 from graspcl.experiment.measure import DriftMeter, TestSet, arrivals
 from graspcl.experiment.progress import Progress, Silent
-from graspcl.experiment.start import Ready, check, new_learner, ready, start_state
+from graspcl.experiment.start import Ready, new_learner, ready, start_state
 from graspcl.experiment.stopping import HeldOut, Patience
-from graspcl.learner import Diverged, Learner, Rehearsal, SessionLog
+from graspcl.learner import Diverged, Rehearsal, SessionLog
 from graspcl.metric import Accuracies, accuracies, head_and_tail, summarise_drift
 from graspcl.policy import Budget
 from graspcl.random import generator
@@ -50,22 +50,6 @@ def run(config: Config, folder: Path, progress: Progress | None = None, base: Pa
     start, place = ready(config, progress), RunFolder(folder)
     with alone(folder):
         return Run(config, start, place, progress, base or folder / "base").finish()
-
-
-def held(folder: Path, config: Config) -> bool:
-    """Whether the folder has a run of these settings; one of others, or other files, are never overwritten."""
-    from graspcl.experiment.settings import read_toml
-
-    file = folder / "config.toml"
-    if not file.exists():
-        if folder.is_dir() and any(path.name not in (".lock", "base", "failure.txt") for path in folder.iterdir()):
-            raise GraspError(f"{folder} has files that are not of a run; choose another folder")
-        return False
-    found, own = identity(read_toml(file)), identity(as_plain(config))
-    if found != own:
-        other = sorted(key for key in {*found, *own} if found.get(key) != own.get(key))
-        raise GraspError(f"{folder} holds a run with other settings ({', '.join(other)}); choose another folder")
-    return True
 
 
 class Run:
@@ -130,7 +114,8 @@ class Run:
         if state is None:
             awake, _ = self.tests.predict(self.learner, number)
             about: dict[str, Any] = {"session": number, "accuracy_before_rehearsal": self.tests.accuracy(awake, number)}
-            rehearsal = Rehearsal(self.learner, self.learner.session_budget(self._budget()))
+            budget = session_budget(self.config.budget, self.learner.buffer.seen, self.fits)
+            rehearsal = Rehearsal(self.learner, self.learner.session_budget(budget))
         else:
             about = dict(state["about"])
             rehearsal = Rehearsal(self.learner, Budget(**state["rehearsal"]["budget"]), state["rehearsal"])
@@ -158,15 +143,6 @@ class Run:
             rehearsal.abandon()
             about, log = {**about, "failed": str(error)}, None
         self._record(about, log, rehearsal.budget, meter)
-
-    def _budget(self) -> Budget:
-        budget = self.config.budget
-        if budget.updates is not None:
-            return Budget(max(1, round(budget.times * budget.updates)) if budget.updates else 0, budget.batch_size)
-        seen = self.learner.buffer.seen
-        return Budget.passes(
-            budget.times * budget.passes, seen if self.fits is None else min(self.fits, seen), budget.batch_size
-        )
 
     def _enough(self, rehearsal: Rehearsal, patience: Patience) -> bool:
         if self.held is None or rehearsal.done or rehearsal.updates % self.config.stop.every:
@@ -313,22 +289,6 @@ class Run:
                 "session": session,
             }
         )
-
-
-def samples_within(config: Config, learner: Learner, codes: Codes) -> int | None:
-    """How many of the samples `codes` the configured capacity has room for, None for all.
-
-    What a learner stores beside them (the logits of DER++) is left out: sessions of all learners are equally long.
-    """
-    own = learner.columns(1, **config.learner.parameters)
-    shapes = [column for name, column in learner.buffer.columns.items() if name not in own]
-    columns = sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in shapes)
-    codec = learner.buffer.codec
-    if codec is not None and isinstance(codes, np.ndarray):  # image files, each with a pointer and its length
-        size = int(np.ceil(codec.lengths(codes[:1000]).mean())) + 16
-    else:
-        size = codes[0].nbytes
-    return capacity_in_samples(config.buffer.capacity, size + columns, codec.nbytes if codec else 0)
 
 
 def _or_none(value: Any) -> Any:

@@ -14,6 +14,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from graspcl.errors import GraspError, nearest
 from graspcl.experiment.config import Config, Part, as_plain
+from graspcl.experiment.idle import idle_settings
 
 _WORDS = {"true": True, "yes": True, "false": False, "no": False, "none": None}
 
@@ -146,47 +147,11 @@ def change(config: Config, options: Mapping[str, Any]) -> Config:
     graspcl.errors.GraspError: --stop.every would do nothing: without stop.patience no session ends early
     """
     changed = from_plain(merge(as_plain(config), nested(options)))
-    for idle, reason in _idle(changed).items():
+    for idle, reason in idle_settings(changed).items():
         for name in single(options):
             if name == idle or name.startswith(f"{idle}."):
                 raise GraspError(f"--{name} would do nothing: {reason}")
     return changed
-
-
-def _idle(config: Config) -> dict[str, str]:
-    """Settings that do nothing beside the others, and why."""
-    base, budget, stream = config.base, config.budget, config.stream
-    found: dict[str, str] = {}
-    if budget.updates is not None:
-        found["budget.passes"] = f"budget.updates is {budget.updates}; --budget.updates none counts passes instead"
-    if config.stop.patience is None:
-        found |= dict.fromkeys(("stop.every", "stop.share"), "without stop.patience no session ends early")
-    if base.method not in ("supervised", "swav"):
-        reason = f"with base.method {base.method} nothing is trained before the stream"
-        found |= dict.fromkeys(("base.epochs", "base.batch_size", "base.lr"), reason)
-    if not base.passes:
-        found["base.optimiser"] = "with base.passes 0 the base samples are not rehearsed"
-    if not stream.base_classes and stream.file is None:
-        found |= dict.fromkeys(("base.passes", "base.optimiser"), "there are no base classes (stream.base_classes)")
-    if stream.file is not None:
-        order = ["order"] if config.data.classes is None else []  # else it says which classes those are
-        for name in ("kind", "sessions", "blurry", "imbalance", "chunk", *order):
-            found[f"stream.{name}"] = f"the stream comes from {stream.file}"
-    if config.rehearsal == "veridical":
-        found["codec"] = "veridical rehearsal stores samples as they came"
-    if config.network.name in ("vector", "transformer"):
-        found["data.pixels"] = "the network reads texts, not images"
-    else:
-        columns = ("data.text", "data.label", "data.tasks")
-        found |= dict.fromkeys(columns, "the network sees images, not texts")
-    if config.data.tasks is not None:
-        found["stream.order"] = "tasks come in the order of data.tasks"
-    if stream.kind == "task_incremental":
-        found["stream.base_classes"] = "tasks come one after the other from the first on"
-    for name, optimiser in (("optimiser", config.optimiser), ("base.optimiser", base.optimiser)):
-        if optimiser is not None and optimiser.name == "adamw":
-            found[f"{name}.momentum"] = "AdamW has none"
-    return found
 
 
 # -- one value --------------------------------------------------------------------------------------------------------

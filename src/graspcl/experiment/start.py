@@ -14,7 +14,7 @@ import torch
 from graspcl.buffer import Buffer, Codes, rules
 from graspcl.codec import Codec, Encoded, Identity
 from graspcl.data import Samples
-from graspcl.errors import GraspError, nearest
+from graspcl.errors import GraspError
 from graspcl.experiment import texts
 from graspcl.experiment.backbone import (
     Backbone,
@@ -22,7 +22,6 @@ from graspcl.experiment.backbone import (
     encode_samples,
     first_readable,
     make_backbone,
-    make_codec,
 )
 from graspcl.experiment.cache import Rows, cached_rows, digest_of, locked
 from graspcl.experiment.checkpoint import drop_unfinished, load_state, save_state
@@ -36,86 +35,18 @@ from graspcl.experiment.config import (
     as_plain,
     digest,
 )
-from graspcl.experiment.loggers import make_loggers
 from graspcl.experiment.progress import Progress
-from graspcl.experiment.source import arrange, check_data, open_data
+from graspcl.experiment.source import arrange, open_data
 from graspcl.learner import Learner, column_shapes, learners
 from graspcl.model import SplitNetwork, veridical
 from graspcl.policy import Budget, Policy, policies
 from graspcl.policy.uniform import UniformBalanced
 from graspcl.random import generator
-from graspcl.registry import parameter_names
-from graspcl.stream import Stream, streams
+from graspcl.stream import Stream
 
 Array = np.ndarray[Any, Any]
 
 _CHUNK = 16_384  # base samples that a learner meets at once
-
-
-def check(config: Config) -> None:
-    """Refuse, with the reason, what is misspelt or cannot work together; nothing is read or trained for that."""
-    policy = policies.create(config.policy.name, **config.policy.parameters)
-    given = {"network", "buffer", "policy", "optimiser", "rng", "device", "execution"}
-    learner, parameters = learners.get(config.learner.name), config.learner.parameters
-    valid = [name for name in parameter_names(learner) if name not in given]
-    for name in parameters:
-        if name not in valid:
-            hint = nearest(name, valid) if valid else "it takes none"
-            raise GraspError(f"learner {config.learner.name!r} has no parameter {name!r}; {hint}")
-    if learner.unbounded and config.buffer.capacity is not None:
-        raise GraspError(f"learner {config.learner.name!r} keeps everything it has seen: give the buffer no capacity")
-    streams.get(config.stream.kind)
-    make_loggers(config.log)
-    _check_numbers(config)
-    check_data(config)
-    config.execution.resolve()
-    network = build_network(config)
-    codec = make_codec(config.codec)
-    if config.rehearsal == "veridical":
-        codec = Identity() if config.network.name in texts.NETWORKS else Encoded(config.data.pixels)
-    make_learner(config, network, codec, policy, classes=1)
-
-
-def _check_numbers(config: Config) -> None:
-    stream, budget, stop = config.stream, config.budget, config.stop
-    if config.rehearsal == "veridical" and config.network.name == "vector":
-        raise GraspError(
-            f"{config.data.path} has no veridical rehearsal: its frozen part is a text encoder apart from the network"
-        )
-    if stream.imbalance is not None and stream.kind != "long_tailed":
-        raise GraspError(f"stream.imbalance is for long_tailed streams, and this one is {stream.kind}")
-    if stream.blurry and stream.kind != "class_incremental":
-        raise GraspError(f"stream.blurry is for class_incremental streams, and this one is {stream.kind}")
-    if config.base.method in ("supervised", "swav") and not stream.base_classes:
-        raise GraspError(f"base.method {config.base.method} needs classes to train on: --stream.base_classes N")
-    wrong = {
-        "seed": config.seed < 0,
-        "stream.base_classes": stream.base_classes < 0,
-        "stream.sessions": stream.sessions < 1,
-        "stream.chunk": stream.chunk < 1,
-        "stream.blurry": not 0 <= stream.blurry < 1,
-        "data.classes": config.data.classes is not None and config.data.classes < 1,
-        "data.per_class": config.data.per_class is not None and config.data.per_class < 1,
-        "base.epochs": config.base.epochs < 1,
-        "base.batch_size": config.base.batch_size < 2,
-        "base.lr": not config.base.lr > 0,
-        "checkpoint.seconds": config.checkpoint.seconds < 0,
-        "budget.updates": budget.updates is not None and budget.updates < 0,
-        "budget.passes": budget.passes < 0,
-        "budget.times": budget.times <= 0,
-        "budget.batch_size": budget.batch_size < 1,
-        "stop.patience": stop.patience is not None and stop.patience < 1,
-        "stop.every": stop.every < 1,
-        "stop.share": not 0 < stop.share < 1,
-        "measure.drift": config.measure.drift < 0,
-        "base.passes": config.base.passes < 0,
-        "data.pixels": config.data.pixels < 1,
-    }
-    for name, bad in wrong.items():
-        if bad:
-            group, _, last = name.partition(".")
-            value = getattr(getattr(config, group), last) if last else config.seed
-            raise GraspError(f"{name} cannot be {value}")
 
 
 @dataclass(frozen=True)

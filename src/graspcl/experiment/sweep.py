@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from graspcl.errors import GraspError
+from graspcl.experiment.check import check
 from graspcl.experiment.config import Config
-from graspcl.experiment.folder import RunFolder
+from graspcl.experiment.folder import RunFolder, held
 from graspcl.experiment.progress import Progress, Silent
-from graspcl.experiment.run import held, run
-from graspcl.experiment.start import check, forget, ready, start_key, start_state
+from graspcl.experiment.run import run
+from graspcl.experiment.start import forget, ready, start_key, start_state
 
 
 @dataclass

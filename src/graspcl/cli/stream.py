@@ -1,0 +1,107 @@
+"""The commands around streams: stream show, stream save."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cyclopts import App
+from rich.console import Console
+from rich.markup import escape
+
+from graspcl.cli.options import Plugins, Scale, Settings, load_plugins, resolve
+from graspcl.errors import GraspError
+
+if TYPE_CHECKING:
+    from graspcl.experiment import Config
+
+stream = App(name="stream", help="Show or save the order in which samples arrive.")
+
+
+@stream.command(name="show")
+def show_stream(
+    what: str,
+    /,
+    *settings: Settings,
+    scale: Scale = "full",
+    plugin: Plugins = [],  # noqa: B006
+) -> None:
+    """Show what a stream brings, session by session.
+
+    Parameters
+    ----------
+    what
+        A preset, a TOML file, the folder of a run, or a stream that was saved.
+    """
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from graspcl.stream import describe
+
+    load_plugins(plugin)
+    arriving, names = _stream(what, settings, scale)
+    table = Table("session", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("samples", "classes", "new"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for heading in ("the first new", "largest", "smallest"):
+        table.add_column(heading, overflow="fold")
+    for row in describe(arriving, names):
+        table.add_row(
+            "base" if row["session"] == 0 else str(row["session"]), f"{row['samples']:,}", str(row.get("classes", "–")),
+            str(row.get("new_classes", "–")), escape(", ".join(row.get("first_new", []))),
+            *(escape(f"{row.get(size, '–')}: {row.get(f'{size}_samples', '–')}") for size in ("largest", "smallest")),
+        )  # fmt: skip
+    Console().print(table)
+
+
+@stream.command(name="save")
+def save_stream(
+    what: str,
+    /,
+    *settings: Settings,
+    out: Path,
+    scale: Scale = "full",
+    plugin: Plugins = [],  # noqa: B006
+) -> None:
+    """Write the stream of a preset or TOML file to a file, for --stream.file.
+
+    Parameters
+    ----------
+    what
+        A preset, or a TOML file.
+    out
+        The file to write.
+    """
+    from graspcl.stream import save_stream as write
+
+    load_plugins(plugin)
+    samples, arriving = _arranged(resolve(save_stream, what, settings, scale))
+    write(arriving, out, fingerprint=samples.fingerprint(), ids=samples.ids)
+    print(f"wrote {out}")
+
+
+def _stream(what: str, settings: tuple[str, ...], scale: Scale) -> tuple[Any, list[str] | None]:
+    import json
+
+    from graspcl.experiment.presets import names
+    from graspcl.stream import load_stream
+
+    path = Path(what)
+    saved = path / "stream.npz" if path.is_dir() and what not in names() else path
+    if saved.suffix == ".npz":
+        if settings or scale != "full":
+            raise GraspError(f"{saved} is a stream that was saved: it has no settings")
+        classes = saved.with_name("classes.json")
+        return load_stream(saved), json.loads(classes.read_text()) if classes.exists() else None
+    samples, arriving = _arranged(resolve(show_stream, what, settings, scale))
+    return arriving, samples.classes
+
+
+def _arranged(config: Config) -> tuple[Any, Any]:
+    """The samples of a run, and their stream."""
+    from graspcl.experiment.check import check
+    from graspcl.experiment.source import arrange, open_data
+
+    check(config)
+    samples, order = open_data(config)
+    return samples, arrange(config, samples, order)
