@@ -25,7 +25,7 @@ COMMON = {
     "policy": Part("grasp"),  # section 3
     "learner": Part("siesta"),  # section 4.2
     "network": Part("mobilenet_v3_large", {"split": 7}),  # section 4.2: the first 8 layers are frozen
-    "codec": Part("opq", {"codebooks": 8, "size": 256}),  # Appendix B.1
+    "codec": Part("opq", {"codebooks": 8, "size": 256, "iterations": 500}),  # Appendix B.1, the reference
     "optimiser": Optimiser("sgd", 1.6, momentum=0.9, weight_decay=1e-5, layer_decay=0.99, schedule="onecycle"),  # B.1
     "data.pixels": 224,
     "data.classes": None,
