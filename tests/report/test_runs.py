@@ -215,3 +215,9 @@ def test_what_is_not_finished_is_left_out(tmp_path):
     table = cells(text_of(sweep_table("title", [*paths, tmp_path / "nowhere"], width=80)))
     assert "grasp 64.00 63.00 – –" in table  # the seed that the baseline lacks
     assert "uniform_balanced 61.00 60.00 – –" in table
+
+
+def test_without_the_baseline_there_is_no_column_for_it(tmp_path):
+    paths = write_sweep(tmp_path, {("grasp", 50): [61, 63], ("uniform", 50): [60, 61]})
+    text = text_of(sweep_table("title", paths, width=80))
+    assert "grasp" in text and "uniform_balanced" not in text and " p " not in text

@@ -18,7 +18,7 @@ Key = tuple[str, str, str]  # learner and policy, budget, buffer
 
 def sweep_table(title: str, paths: Iterable[Path], baseline: str = "uniform_balanced", width: int = 120) -> Table:
     """A row per learner, policy, budget and buffer: mean over seeds of μ_A and α with half of its 95 % interval, and
-    the difference in α to the baseline at the same budget and buffer, over the seeds that both have.
+    the difference in α to the baseline, where it is among them, at the same budget and buffer over the same seeds.
 
     In a terminal of fewer than 110 columns the interval stands below the mean.
     """
@@ -34,7 +34,8 @@ def sweep_table(title: str, paths: Iterable[Path], baseline: str = "uniform_bala
     for place, heading in ((1, "updates"), (2, "buffer")):
         if several[place]:
             table.add_column(heading, justify="right", no_wrap=True)
-    for heading in ("μ_A", "α", f"α −\n{baseline}", "p"):
+    compared = any(key[0] == _baseline(key[0], baseline) for key in groups)
+    for heading in ("μ_A", "α", *((f"α −\n{baseline}", "p") if compared else ())):
         table.add_column(heading, justify="right", no_wrap=True)
     for key, runs in groups.items():
         cells = [text for place, text in ((1, f"{_updates(runs):,.0f}"), (2, key[2])) if several[place]]
@@ -42,7 +43,7 @@ def sweep_table(title: str, paths: Iterable[Path], baseline: str = "uniform_bala
             values = [*_by_seed(runs, name).values()]
             cells.append(_mean(interval(values), "", width) if values else "–")
         label = key[0] if width >= 110 else key[0].replace(" + ", " +\n").replace("(", "\n(")
-        table.add_row(escape(label), *cells, *_against(groups, key, baseline, width))
+        table.add_row(escape(label), *cells, *(_against(groups, key, baseline, width) if compared else ()))
     return table
 
 
