@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from graspcl.errors import GraspError
 from graspcl.model.seeding import fork
 
 
-class Head(nn.Module):
+class Head(nn.Module, ABC):
     """Rows [w_k, b_k] that turn h [N, features] into logits [N, classes]; how, a head's own class says.
 
     `generator` seeds the head's own one, which initialises the rows; its state travels in `state_dict`, so that a
@@ -35,12 +36,12 @@ class Head(nn.Module):
         """The number of rows."""
         return len(self.weight)
 
+    @abstractmethod
     def inputs(self, h: Tensor) -> Tensor:
         """What the rows are multiplied with [N, features + 1].
 
         The gradient of cross-entropy with respect to the rows is (softmax - onehot) ⊗ this.
         """
-        raise NotImplementedError
 
     def grow(self, classes: int) -> None:
         """Have at least `classes` rows; old rows keep their values bit for bit.
@@ -85,13 +86,13 @@ class Head(nn.Module):
     def extra_repr(self) -> str:
         return f"features={self.features}, classes={self.classes}"
 
+    @abstractmethod
     def _draw(self, weight: Tensor) -> Tensor:
         """Fill the weights [n, features] of new rows."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _bias_of(self, means: Tensor) -> Tensor:
         """Biases [n] of rows whose weights are class means [n, features]."""
-        raise NotImplementedError
 
     def _replace(self, weight: Tensor, bias: Tensor) -> None:
         self.weight = nn.Parameter(weight, requires_grad=self.weight.requires_grad)
