@@ -160,10 +160,7 @@ class Run:
             apart = 0 if self.held is None else self.held.buffer.nbytes
             record |= {"buffer_bytes": log.buffer_bytes + apart, "loss": loss}
             record["updates_saved"] = budget.updates - log.costs.updates
-            counts = np.bincount(log.labels[np.flatnonzero(log.rehearsed)], minlength=len(self.start.samples.classes))
-            self.folder.write_arrays(
-                f"plans/session-{number}", labels=log.labels, ids=log.ids, picks=log.picks, shown_per_class=counts
-            )
+            self.folder.write_arrays(f"plans/session-{number}", labels=log.labels, ids=log.ids, picks=log.picks)
             if meter.curve and np.isfinite(meter.curve).all():
                 self.drift[number] = np.asarray(meter.curve)
                 summary = summarise_drift(meter.curve)
