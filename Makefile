@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-all lint clean
+.PHONY: demo test test-all browser lint clean
 
 demo: .venv/installed
 	$(BIN)/graspcl demo
@@ -10,12 +10,19 @@ demo: .venv/installed
 # Two test files at a time, with one thread each: threads that share cores wait for each other.
 TESTS := OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-test: .venv/installed lint
+test: .venv/installed lint browser
 	$(TESTS) -n 2 --dist loadfile
 
 # Slow tests measure, so they run one after the other.
 test-all: test
 	$(BIN)/python -m pytest -m slow
+
+# Pages are tested in Chromium. Where apt may install it, it does; elsewhere those tests are skipped, and say so.
+browser:
+	@command -v chromedriver > /dev/null || { test "$$(id -u)" = 0 && command -v apt-get > /dev/null \
+	    && (apt-get -qq update; DEBIAN_FRONTEND=noninteractive timeout 300 apt-get -qq install -y --no-install-recommends \
+	        chromium chromium-driver fonts-dejavu-core) > /dev/null 2>&1; } \
+	    || echo "no Chromium here (apt: chromium, chromium-driver): tests of pages are skipped"
 
 lint: .venv/installed
 	$(BIN)/ruff check src tests

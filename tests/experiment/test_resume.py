@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from killing import Driver, differences, make_photos, only_run
@@ -118,10 +119,13 @@ def test_the_command_killed_at_random_times(driver, straight, tmp_path, monkeypa
 
 def test_neither_checkpoints_nor_measuring_change_what_is_learned(straight):
     folders = [straight(LISTINGS), straight(LISTINGS.removesuffix(" --checkpoint.seconds 0"))]
-    folders += [straight(f"{LISTINGS} --measure.drift 8")]
-    assert len(set(folders)) == 3 and (folders[2] / "drift.npz").exists()
-    for name in ("predictions.npz", "plans/session-1.npz", "plans/session-2.npz"):
-        assert len({(folder / name).read_bytes() for folder in folders}) == 1, name
+    folders += [straight(f"{LISTINGS} --measure.drift 8"), straight(f"{LISTINGS} --measure.distances 0")]
+    assert len(set(folders)) == 4 and (folders[2] / "drift.npz").exists()
+    assert len({(folder / "predictions.npz").read_bytes() for folder in folders}) == 1
+    for name in ("plans/session-1.npz", "plans/session-2.npz"):
+        plans = [np.load(folder / name) for folder in folders]
+        assert np.isfinite(plans[0]["distances"]).any() and np.isnan(plans[3]["distances"]).all()
+        assert len({plan["picks"].tobytes() for plan in plans}) == 1, name
 
 
 # -- checkpoints ------------------------------------------------------------------------------------------------------

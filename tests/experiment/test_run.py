@@ -17,6 +17,7 @@ from graspcl.experiment.measure import arrivals
 from graspcl.experiment.progress import Silent
 from graspcl.experiment.source import SOURCES
 from graspcl.experiment.start import forget, ready
+from graspcl.report.html.reading import read_run
 from graspcl.stream import ClassIncremental, Stream
 
 
@@ -133,3 +134,16 @@ def test_final_accuracy_of_tasks_is_the_mean_over_tasks(tmp_path, monkeypatch):
         if value is not None
     ]
     assert len(last) == 2 and summary["alpha_tasks"] == pytest.approx(np.mean(last), abs=1e-3)
+    told = read_run(tmp_path / "run")  # as a report reads it, tasks are the sessions too
+    assert told.problems == () and told.matrix[-1][1:].tolist() == pytest.approx(last, abs=1e-3)
+
+
+def test_whole_classes_are_measured_before_a_session(small, tmp_path):
+    run(change(small, {"measure.distances": 60}), tmp_path / "run")
+    with np.load(tmp_path / "run" / "plans" / "session-1.npz") as plan:
+        labels, measured = plan["labels"], np.isfinite(plan["distances"])
+    sizes = np.bincount(labels)
+    assert 0 < measured.sum() <= max(60, sizes.max())
+    assert all(measured[labels == k].all() for k in np.unique(labels[measured]))
+    rise = read_run(tmp_path / "run").rehearsed.distance
+    assert np.nanmean(rise[: len(rise) // 3]) < np.nanmean(rise[-len(rise) // 3 :])  # GRASP: from easy to hard

@@ -47,13 +47,14 @@ def make_run(
     arrived = np.array(home)[labels]
     for t in range(done + 1):
         predictions[t, arrived > t] = -1
-    np.savez(folder / "predictions.npz", labels=labels, predictions=predictions)
+    np.savez(folder / "predictions.npz", labels=labels, arrived=arrived, predictions=predictions)
     stored = rng.integers(0, number, STORED)
+    plan = {"labels": stored, "ids": np.arange(STORED), "distances": rng.random(STORED)}
     (folder / "plans").mkdir()
     lines = []
     for t in range(1, done + 1):
         picks = rng.integers(0, STORED, (updates, BATCH)).astype(np.int32)
-        np.savez(folder / "plans" / f"session-{t}.npz", labels=stored, ids=np.arange(STORED), picks=picks)
+        np.savez(folder / "plans" / f"session-{t}.npz", **plan, picks=picks)
         lines.append(
             {"session": t, "accuracy_before_rehearsal": 40.0, "accuracy": 50.0 + t, "loss": 1.5, "updates": updates,
              "training_seconds": 2.0, "selection_seconds": 0.5, "drift_auc": 0.1 * t, "drift_mean": 0.01 * t}

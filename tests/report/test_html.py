@@ -24,8 +24,8 @@ from graspcl.report.html.tables import costs, runs_table, summary
 from graspcl.report.html.tables import settings as settings_tables
 
 FIGURES = {
-    "learning-all", "learning-old", "learning-new", "bars", "updates", "memory", "times", "shown", "coverage", "seen",
-    "drift", "matrix", "classes",
+    "learning-all", "learning-old", "learning-new", "bars", "updates", "memory", "times", "distance", "shown",
+    "coverage", "seen", "drift", "matrix", "classes",
 }  # fmt: skip
 
 
@@ -102,12 +102,14 @@ def test_other_data_are_another_experiment_and_other_settings_another_method(tmp
 
 def test_what_was_rehearsed_is_read_from_the_last_plan(tmp_path):
     folder = make_run(tmp_path / "a")
-    np.savez(folder / "plans" / "session-3.npz", labels=np.array([0, 0, 1, 1]), picks=np.array([[0, 0], [1, 2]]))
+    labels, picks, distances = np.array([0, 0, 1, 1]), np.array([[0, 0], [1, 2]]), np.array([0.1, 0.3, 0.0, np.nan])
+    np.savez(folder / "plans" / "session-3.npz", labels=labels, picks=picks, distances=distances)
     found = read_run(folder).rehearsed
     assert found.session == 3
     assert found.times[:3].tolist() == [25, 50, 25]
     assert found.seen == {"class 0": 100, "class 1": 50}
     assert found.coverage.tolist() == [25, 75]
+    assert found.distance.tolist() == pytest.approx([0.5, 1.5])  # class 1 was not measured whole
 
 
 def test_curves_are_those_of_the_accuracy_matrix(tmp_path):
@@ -173,7 +175,7 @@ def test_plotly_takes_every_figure(sweep):
 def test_published_numbers_are_whole_and_of_known_policies():
     from graspcl.policy import policies
 
-    assert list(published()) == [f"table-{number}" for number in range(2, 11)]
+    assert list(published()) == [f"table-{number}" for number in range(2, 12)]
     for table in published().values():
         for row in table["rows"]:
             assert len(row["values"]) == len(table["columns"]) == len(row.get("std", table["columns"]))
@@ -190,8 +192,21 @@ def test_our_numbers_stand_beside_the_papers_at_one_budget(tmp_path):
     texts = [cell.text for cell in table.rows[1]]
     assert texts[7:9] == ["62.05 ± 0.09", "40.00"]  # α, unbounded
     assert texts[15:17] == ["61.81 ± 0.14", "–"]  # α, bounded: no run
-    with pytest.raises(GraspError, match="did you mean 'table-10'"):
-        beside([], "table-1O")
+    with pytest.raises(GraspError, match="did you mean 'table-11'"):
+        beside([], "table-l1")
+
+
+def test_orders_of_texts_have_columns_of_their_own_and_a_mean(tmp_path):
+    for order, alpha in (("1", 50.0), ("2", 60.0), ("3", 70.0), ("4", 80.0)):
+        folder = make_run(
+            tmp_path / order, "grasp", name=f"text-order-{order}", learner="idbr", config={"data": {"tasks": order}}
+        )
+        summary = json.loads((folder / "summary.json").read_text())
+        write_json(folder / "summary.json", {**summary, "alpha_tasks": alpha})
+    uniform, grasp = ([cell.text for cell in row] for row in beside(gather([tmp_path]).experiments, "table-11").rows)
+    assert grasp[1:9] == ["73.59 ± 0.12", "50.00", "72.96 ± 0.07", "60.00", "73.26 ± 0.36", "70.00", "73.27", "60.00"]
+    assert grasp[10::2] == ["80.00", "–", "–", "–"]  # no mean of what is not there
+    assert uniform[2::2] == 8 * ["–"]
 
 
 def test_memories_stand_side_by_side_as_in_the_paper(sweep):

@@ -18,6 +18,7 @@ def report(
     baseline: str = "uniform_balanced",
     format: Literal["html", "png", "svg", "csv", "md", "tex"] = "html",
     paper: str | None = None,
+    samples: bool = True,
 ) -> None:
     """Make a report of runs: one HTML page with tables and figures, or these as files.
 
@@ -33,7 +34,9 @@ def report(
         html is a page that needs nothing else, not even a network; png and svg are its figures, csv, md and tex its
         tables.
     paper
-        A table of the paper to stand beside: table-2 to table-10.
+        A table of the paper to stand beside: table-2 to table-11.
+    samples
+        Show on the page some samples that GRASP picked first and last, where the data of the runs are at hand.
     """
     from graspcl.errors import GraspError
     from graspcl.report.export import export
@@ -41,7 +44,7 @@ def report(
 
     if format == "html" and output is not None and output.is_dir():
         raise GraspError(f"{output} is a folder; give -o the name of the page, such as {output / 'report.html'}")
-    found = gather(runs or (Path("runs"),), baseline, paper)
+    found = gather(runs or (Path("runs"),), baseline, paper, samples)
     if not any(run.state not in ("damaged", "empty") for run in found.runs):
         raise GraspError(f"there is no run to report on in {', '.join(map(str, runs)) or 'runs'}; nothing was written")
     if format == "html":

@@ -122,9 +122,12 @@ class StopConfig:
 
 @dataclass(frozen=True)
 class MeasureConfig:
-    """What is measured beside accuracy: representation `drift` on so many held-out old samples after every update."""
+    """What is measured beside accuracy: representation `drift` on so many held-out old samples after every update, and
+    before every session the `distances` of about so many stored samples to their prototypes, class by class.
+    """
 
     drift: int = 0
+    distances: int = 500
     head: int = 100  # classes with more training samples than this are the head of a long tail
 
 

@@ -149,6 +149,7 @@ class WeightsAndBiases:
             run.log(dict(numbers(record)), step=int(record["session"]))
         run.summary.update({f"summary/{name}": value for name, value in numbers(summary)})
         run.finish()
+        self._wandb.teardown()  # waits until the file is whole; `finish` does not
 
 
 class MLflow:

@@ -1,4 +1,4 @@
-"""What is measured in a run beside its costs: predictions on the test samples, and representation drift."""
+"""What is measured in a run beside its costs: predictions, representation drift, and how prototypical samples are."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from graspcl.buffer import Codes
 from graspcl.data import Samples
 from graspcl.learner import Learner
 from graspcl.metric import drift
+from graspcl.policy import prototype_distances
 from graspcl.stream import Stream
 
 Array = np.ndarray[Any, Any]
@@ -54,6 +55,24 @@ def arrivals(stream: Stream, samples: Samples[Any], test: Array) -> Array:
         session = {task: number for number, task in enumerate(stream.tasks, start=1)}
         return np.array([session[int(task)] for task in task_of[test]], np.int64)
     return np.array([stream.home[int(label)] for label in samples.labels[test]], np.int64)
+
+
+def stored_distances(learner: Learner, number: int, rng: np.random.Generator) -> Array:
+    """How far stored samples are from their class's prototype now, float32 [stored]; NaN for those not measured.
+
+    Classes are measured whole, in random order, as long as `number` samples suffice; the first is measured anyway.
+    """
+    buffer = learner.buffer
+    distances = np.full(len(buffer), np.nan, np.float32)
+    order = rng.permutation(len(buffer.classes)) if number else np.empty(0, np.int64)
+    order = order[buffer.sizes[order] > 0]
+    fit = max(1, int(np.searchsorted(np.cumsum(buffer.sizes[order]), number, side="right")))
+    slots = np.flatnonzero(np.isin(buffer.labels, buffer.classes[order[:fit]]))
+    if len(slots):
+        z = learner.outputs(buffer["codes"][slots], "embedding").double().numpy(force=True)
+        if np.isfinite(z).all() and z.any(1).all():  # else there is no distance; whether that matters others say
+            distances[slots] = prototype_distances(z, buffer.labels[slots])
+    return distances
 
 
 class DriftMeter:

@@ -18,7 +18,7 @@ from graspcl.experiment.config import Config, as_plain
 from graspcl.experiment.energy import Meter
 from graspcl.experiment.folder import RunFolder, environment, held
 from graspcl.experiment.loggers import make_loggers
-from graspcl.experiment.measure import DriftMeter, TestSet, arrivals
+from graspcl.experiment.measure import DriftMeter, TestSet, arrivals, stored_distances
 from graspcl.experiment.progress import Progress, Silent
 from graspcl.experiment.start import Ready, new_learner, ready, start_state
 from graspcl.experiment.stopping import HeldOut, Patience
@@ -114,10 +114,13 @@ class Run:
         if state is None:
             awake, _ = self.tests.predict(self.learner, number)
             about: dict[str, Any] = {"session": number, "accuracy_before_rehearsal": self.tests.accuracy(awake, number)}
+            distances = stored_distances(
+                self.learner, self.config.measure.distances, generator(self.config.seed, f"distances {number}")
+            )
             budget = session_budget(self.config.budget, self.learner.buffer.seen, self.fits)
             rehearsal = Rehearsal(self.learner, self.learner.session_budget(budget))
         else:
-            about = dict(state["about"])
+            about, distances = dict(state["about"]), state["distances"]
             rehearsal = Rehearsal(self.learner, Budget(**state["rehearsal"]["budget"]), state["rehearsal"])
         meter = DriftMeter(self.tests, self.config.measure.drift, number, generator(self.config.seed, "drift"))
         meter.curve = list(state["drift"]) if state else []
@@ -134,7 +137,7 @@ class Run:
                 self._save_now_and_then(
                     lambda: {
                         "about": about, "rehearsal": rehearsal.state_dict(), "drift": meter.curve,
-                        "patience": [patience.best, patience.since],
+                        "distances": distances, "patience": [patience.best, patience.since],
                     }
                 )  # fmt: skip
             log = rehearsal.finish()
@@ -142,14 +145,16 @@ class Run:
             self.progress.note(f"session {number} was given up: {error}")
             rehearsal.abandon()
             about, log = {**about, "failed": str(error)}, None
-        self._record(about, log, rehearsal.budget, meter)
+        self._record(about, log, rehearsal.budget, meter, distances)
 
     def _enough(self, rehearsal: Rehearsal, patience: Patience) -> bool:
         if self.held is None or rehearsal.done or rehearsal.updates % self.config.stop.every:
             return False
         return patience.lost(self.held.accuracy(self.learner))
 
-    def _record(self, about: dict[str, Any], log: SessionLog | None, budget: Budget, meter: DriftMeter) -> None:
+    def _record(
+        self, about: dict[str, Any], log: SessionLog | None, budget: Budget, meter: DriftMeter, distances: Array
+    ) -> None:
         number = int(about["session"])
         predicted, top5 = self.tests.predict(self.learner, number)
         self.predictions.append(predicted)
@@ -160,7 +165,8 @@ class Run:
             apart = 0 if self.held is None else self.held.buffer.nbytes
             record |= {"buffer_bytes": log.buffer_bytes + apart, "loss": loss}
             record["updates_saved"] = budget.updates - log.costs.updates
-            self.folder.write_arrays(f"plans/session-{number}", labels=log.labels, ids=log.ids, picks=log.picks)
+            plan = {"labels": log.labels, "ids": log.ids, "picks": log.picks, "distances": distances}
+            self.folder.write_arrays(f"plans/session-{number}", **plan)
             if meter.curve and np.isfinite(meter.curve).all():
                 self.drift[number] = np.asarray(meter.curve)
                 summary = summarise_drift(meter.curve)
@@ -181,7 +187,8 @@ class Run:
             self.progress.note(f"session {record['session']} of {len(self.stream.sessions)}: {accuracy}, {spent}")
 
     def _write_results(self) -> None:
-        self.folder.write_arrays("predictions", labels=self.tests.labels, predictions=np.stack(self.predictions))
+        tests = {"labels": self.tests.labels, "arrived": self.tests.arrived}
+        self.folder.write_arrays("predictions", **tests, predictions=np.stack(self.predictions))
         if self.drift:
             self.folder.write_arrays("drift", **{f"session_{n}": curve for n, curve in self.drift.items()})
 

@@ -44,7 +44,7 @@ class _Texts(Samples[torch.Tensor]):
     """Texts with labels, splits and tasks as they are; a subclass says what becomes of a text."""
 
     def __init__(self, texts: Samples[list[str]], **options: object) -> None:
-        self._texts = texts
+        self.texts = texts
         split = (texts.labels, texts.ids, texts.train, texts.test)
         super().__init__(texts.name, texts.version, texts.classes, *split, {**texts.options, **options})
         self.problems = texts.problems
@@ -62,7 +62,7 @@ class TextVectors(_Texts):
         """Vectors of the texts at `indices` [n]."""
         if self._encoder is None:
             self._encoder = StaticTextEncoder()
-        return torch.as_tensor(self._encoder.encode(self._texts.read(indices))).float()
+        return torch.as_tensor(self._encoder.encode(self.texts.read(indices))).float()
 
 
 class TokenIds(_Texts):
@@ -74,4 +74,4 @@ class TokenIds(_Texts):
 
     def read(self, indices: ArrayLike) -> torch.Tensor:
         """Token ids of the texts at `indices` [n]."""
-        return self._tokenizer.encode(self._texts.read(indices))
+        return self._tokenizer.encode(self.texts.read(indices))

@@ -24,7 +24,7 @@ from graspcl.report.html.drawing import (
     wrapped,
 )
 from graspcl.report.html.grouping import Condition, Experiment, Group
-from graspcl.report.html.rehearsed import coverage, drift, seen, shown
+from graspcl.report.html.rehearsed import coverage, distance, drift, seen, shown
 from graspcl.report.html.spending import memory, times, updates
 from graspcl.report.html.tables import figure
 
@@ -37,8 +37,9 @@ def figures(experiment: Experiment) -> list[Figure]:
     """All figures, in the order of the page; those without data say why."""
     curves = [learning(experiment, which) for which in ("all", "old", "new")]
     return [
-        *curves, bars(experiment), updates(experiment), memory(experiment), times(experiment), shown(experiment),
-        coverage(experiment), seen(experiment), drift(experiment), matrix(experiment), classes(experiment),
+        *curves, bars(experiment), updates(experiment), memory(experiment), times(experiment), distance(experiment),
+        shown(experiment), coverage(experiment), seen(experiment), drift(experiment), matrix(experiment),
+        classes(experiment),
     ]  # fmt: skip
 
 

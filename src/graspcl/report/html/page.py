@@ -19,7 +19,8 @@ from graspcl.report.html.drawing import by_runs, cut
 from graspcl.report.html.figures import figures
 from graspcl.report.html.grouping import Experiment, experiments
 from graspcl.report.html.paper import beside
-from graspcl.report.html.parts import card, folded, safe, table_card, tiles
+from graspcl.report.html.parts import PICKED, card, folded, left_out, picked_card, safe, table_card, tiles
+from graspcl.report.html.picked import Picked, picked
 from graspcl.report.html.reading import Run, read_runs
 from graspcl.report.html.tables import Table, costs, environment, runs_table, settings, summary
 
@@ -27,18 +28,23 @@ from graspcl.report.html.tables import Table, costs, environment, runs_table, se
 SECTIONS = (
     ("learning", "Learning", ("learning-all", "learning-old", "learning-new", "bars")),
     ("compute", "Compute and memory", ("updates", "memory", "times")),
-    ("rehearsed", "What was rehearsed", ("shown", "coverage", "seen", "drift")),
+    ("rehearsed", "What was rehearsed", ("distance", "shown", "coverage", "seen", "drift")),
     ("details", "Sessions and classes", ("matrix", "classes")),
 )
+_OPENED = 6  # experiments whose data are opened to show samples of them
 
 
 @dataclass(frozen=True)
 class Report:
-    """Runs, the policy that others are compared with, and the table of the paper to stand beside, if any."""
+    """Runs, the policy that others are compared with, and the table of the paper to stand beside, if any.
+
+    With `samples` the page shows some that GRASP picked; for these the data of runs are opened.
+    """
 
     runs: list[Run]
     baseline: str = "uniform_balanced"
     paper: str | None = None
+    samples: bool = False
 
     @cached_property
     def experiments(self) -> list[Experiment]:
@@ -50,10 +56,22 @@ class Report:
         """The paper's table with our numbers."""
         return beside(self.experiments, self.paper) if self.paper else None
 
+    @cached_property
+    def picked(self) -> list[Picked]:
+        """What GRASP picked first and last in each experiment."""
+        some = [picked(experiment) for experiment in self.experiments[:_OPENED]]
+        rest = Picked(missing=f"Samples are shown of the first {_OPENED} experiments alone.")
+        return some + [rest] * (len(self.experiments) - len(some))
 
-def gather(paths: Iterable[Path], baseline: str = "uniform_balanced", paper: str | None = None) -> Report:
-    """The report of all runs in and below folders; `paper` is table-2 … table-10."""
-    return Report(read_runs(paths), baseline, paper)
+
+def gather(
+    paths: Iterable[Path], baseline: str = "uniform_balanced", paper: str | None = None, samples: bool = True
+) -> Report:
+    """The report of all runs in and below folders; `paper` is table-2 … table-11.
+
+    Its page shows `samples` where the data of a run are where they were.
+    """
+    return Report(read_runs(paths), baseline, paper, samples)
 
 
 def render(of: Report, progress: str = "", refresh: float | None = None) -> str:
@@ -89,7 +107,7 @@ def content(of: Report, progress: str = "") -> dict[str, Any]:
     drawn: dict[str, Any] = {}
     body = [progress, _head(of)]
     for place, experiment in enumerate(of.experiments):
-        body.append(_article(experiment, place, drawn))
+        body.append(_article(experiment, place, drawn, of.picked[place] if of.samples else None))
     body.append(_around(of))
     return {"body": "\n".join(filter(None, body)), "figures": drawn}
 
@@ -140,7 +158,7 @@ def _head(of: Report) -> str:
     )
 
 
-def _article(experiment: Experiment, place: int, drawn: dict[str, Any]) -> str:
+def _article(experiment: Experiment, place: int, drawn: dict[str, Any], samples: Picked | None) -> str:
     name = f"e{place}"
     found = {figure.name: figure for figure in figures(experiment)}
     differ, common = settings(experiment.runs)
@@ -154,11 +172,13 @@ def _article(experiment: Experiment, place: int, drawn: dict[str, Any]) -> str:
         own = [found[one] for one in names]
         cards = "".join(card(figure, name, drawn) for figure in own if figure.views)
         missing = "".join(
-            f'<p class="missing" data-part="{name}-{figure.name}-missing"><b>{figure.title}</b> is left out. '
-            f"{safe(figure.missing)}</p>"
-            for figure in own
-            if not figure.views
+            left_out(f"{name}-{figure.name}", figure.title, figure.missing) for figure in own if not figure.views
         )
+        if key == "rehearsed" and samples is not None:
+            if samples.classes:
+                cards += picked_card(samples, name)
+            else:
+                missing += left_out(f"{name}-picked", PICKED, samples.missing)
         parts.append(_part(f"{name}-{key}", heading, (f'<div class="grid">{cards}</div>' if cards else "") + missing))
     parts.append(_part(f"{name}-costs", "Costs", table_card(costs(experiment), name)))
     parts.append(_part(f"{name}-settings", "Settings", table_card(differ, name) + folded(common, name)))

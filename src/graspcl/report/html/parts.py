@@ -10,7 +10,10 @@ from typing import Any
 
 from graspcl.report.html.drawing import Figure, by_runs, cut
 from graspcl.report.html.grouping import Experiment
+from graspcl.report.html.picked import PIXELS, Pick, Picked, Picks
 from graspcl.report.html.tables import Cell, Table
+
+PICKED = "What GRASP picked first and last"
 
 
 def tiles(experiment: Experiment, name: str) -> str:
@@ -59,6 +62,45 @@ def card(figure: Figure, name: str, drawn: dict[str, Any]) -> str:
         f'<p class="about">{safe(figure.about)}</p></div>{choose or tag}</header>'
         '<div class="chart"></div><p class="note"></p></figure>'
     )
+
+
+def left_out(place: str, title: str, why: str) -> str:
+    """A line in place of what cannot be shown."""
+    return f'<p class="missing" data-part="{place}-missing"><b>{title}</b> is left out. {safe(why)}</p>'
+
+
+def picked_card(picked: Picked, name: str) -> str:
+    """Samples that GRASP picked first and last, class by class."""
+    rows = "".join(_picks(picks, picked.images) for picks in picked.classes)
+    return (
+        f'<div class="card picked" data-part="{name}-picked"><header><div><h3>{PICKED}</h3>'
+        f'<p class="about">{safe(picked.about)}</p></div></header>{rows}</div>'
+    )
+
+
+def _picks(picks: Picks, images: bool) -> str:
+    inner = "".join(
+        f"<div><p>{end.capitalize()}</p>{_thumbnails(own, end, picks) if images else _lines(own)}</div>"
+        for end, own in (("first", picks.first), ("last", picks.last))
+        if own
+    )
+    return (
+        f'<div class="picks"><div><h4>{safe(cut(picks.name))}</h4>'
+        f"<p>{picks.shown:,} of {picks.stored:,} stored shown</p></div>{inner}</div>"
+    )
+
+
+def _thumbnails(own: tuple[Pick, ...], end: str, picks: Picks) -> str:
+    inner = "".join(
+        f'<img src="{safe(pick.content)}" width="{PIXELS}" height="{PIXELS}" '
+        f'alt="{safe(cut(picks.name))}, {end}: {pick.place} of {picks.shown}">'
+        for pick in own
+    )
+    return f'<div class="thumbnails">{inner}</div>'
+
+
+def _lines(own: tuple[Pick, ...]) -> str:
+    return "<ol>" + "".join(f'<li value="{pick.place}">{safe(pick.content)}</li>' for pick in own) + "</ol>"
 
 
 def folded(table: Table, name: str) -> str:

@@ -34,13 +34,15 @@ class Rehearsed:
     """What the last session showed, in percent.
 
     `times[k]` of the stored samples were shown k times (the last entry: as often or more), `seen` of each class at
-    least once, and `coverage[u]` of all after u + 1 updates.
+    least once, and `coverage[u]` of all after u + 1 updates. `distance[u]` is how far the picks of update u are from
+    their prototypes, in mean distances of a class's stored samples; NaN where none of them was measured.
     """
 
     session: int
     times: Array
     seen: dict[str, float]
     coverage: Array
+    distance: Array
 
 
 @dataclass(frozen=True)
@@ -209,16 +211,14 @@ def _total(path: Path) -> Parts:
 
 def _predictions(path: Path) -> Parts:
     """Curves, matrix and final hits."""
-    labels, predictions = _arrays(path / "predictions.npz", "labels", "predictions").values()
-    classes, home = _arrays(path / "stream.npz", "classes", "home").values()
-    arrival = dict(zip(classes.tolist(), home.tolist(), strict=True))
-    if predictions.ndim != 2 or labels.shape != predictions.shape[1:]:
+    labels, arrived, predictions = _arrays(path / "predictions.npz", "labels", "arrived", "predictions").values()
+    if predictions.ndim != 2 or not labels.shape == arrived.shape == predictions.shape[1:]:
         raise ValueError(f"{predictions.shape} predictions of {labels.shape} samples")
     last = len(predictions) - 1
-    found = accuracies(list(predictions), labels, arrival)
+    found = accuracies(list(predictions), labels, arrived)
     curves = {"all": [found.at(0, slice(0, 1)), *found.all], "old": [math.nan, *found.old]}
     right = predictions[-1] == labels
-    known, names = np.array([arrival[label] <= last for label in labels.tolist()], bool), _names(path)
+    known, names = arrived <= last, _names(path)
     counts, hits = np.bincount(labels[known]), np.bincount(labels[known], weights=right[known])
     by_class = {_named(names, int(k)): float(100 * hits[k] / counts[k]) for k in np.flatnonzero(counts)}
     return {
@@ -236,7 +236,8 @@ def _rehearsed(path: Path) -> Parts:
     numbers = [file.stem.removeprefix("session-") for file in (path / "plans").glob("session-*.npz")]
     if not (sessions := sorted(int(text) for text in numbers if text.isdecimal())):
         return {}
-    labels, picks = _arrays(path / "plans" / f"session-{sessions[-1]}.npz", "labels", "picks").values()
+    wanted = ("labels", "picks", "distances")
+    labels, picks, distances = _arrays(path / "plans" / f"session-{sessions[-1]}.npz", *wanted).values()
     stored = len(labels)
     if not picks.size or not stored:
         return {}
@@ -248,7 +249,24 @@ def _rehearsed(path: Path) -> Parts:
     first = np.unique(picks, return_index=True)[1] // picks.shape[1]
     by_class = {_named(names, int(k)): float(100 * seen[k] / counts[k]) for k in np.flatnonzero(counts)}
     coverage = 100 * np.cumsum(np.bincount(first, minlength=len(picks))) / stored
-    return {"rehearsed": Rehearsed(sessions[-1], 100 * times / stored, by_class, coverage)}
+    apart = _apart(distances, labels)[picks]
+    there = ~np.isnan(apart)
+    with np.errstate(invalid="ignore"):
+        distance = np.where(there, apart, 0).sum(1) / there.sum(1)
+    return {"rehearsed": Rehearsed(sessions[-1], 100 * times / stored, by_class, coverage, distance)}
+
+
+def _apart(distances: Array, labels: Array) -> Array:
+    """Distances [stored] in means of their class, so that classes can be averaged; NaN where there is none.
+
+    >>> _apart(np.array([0.25, 0.75, np.nan, 0.0]), np.array([0, 0, 1, 2])).tolist()
+    [0.5, 1.5, nan, nan]
+    """
+    if distances.shape != labels.shape:
+        raise ValueError(f"{distances.shape} distances of {labels.shape} samples")
+    means = np.bincount(labels, weights=distances) / np.maximum(np.bincount(labels), 1)
+    with np.errstate(invalid="ignore"):
+        return np.where(means[labels] > 0, distances / means[labels], np.nan)
 
 
 def _drift(path: Path) -> Parts:

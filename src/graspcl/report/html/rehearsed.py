@@ -24,6 +24,8 @@ from graspcl.report.html.drawing import (
 from graspcl.report.html.grouping import Condition, Experiment, Group
 from graspcl.report.html.reading import Rehearsed
 
+Array = np.ndarray[Any, Any]
+
 _NO_PLAN = "No run has plans of its sessions."
 
 
@@ -50,6 +52,38 @@ def shown(experiment: Experiment) -> Figure:
         },
         _NO_PLAN,
     )  # fmt: skip
+
+
+def distance(experiment: Experiment) -> Figure:
+    """How far from their prototypes the picks are, from the first to the last."""
+
+    def draw(group: Group, plans: list[Rehearsed]) -> list[Trace]:
+        curves = [_smooth(plan.distance) for plan in plans if not np.isnan(plan.distance).all()]
+        if not curves:
+            return []
+        mean, spread = over_seeds(curves)
+        look = {**style(experiment, group.method), "mode": "lines"}
+        at = rounded(100 * (np.arange(len(mean)) + 0.5) / len(mean), 1)
+        return band(look, at, mean, spread, banded(experiment, group.method))
+
+    level = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 1, "y1": 1}
+    return Figure(
+        "distance", "Distance of the picks to their prototypes",
+        "In the last session, from its first update to its last; 1 is the mean over a class's stored samples. Rehearsal"
+        " from easy to hard rises.",
+        _views(experiment, draw),
+        {
+            "xaxis": {"title": {"text": "of the session (%)"}, "range": [0, 100]},
+            "yaxis": {"title": {"text": "distance / mean"}}, "hovermode": "x unified", "shapes": [level],
+        },
+        "No distances were measured; --measure.distances 500 does, of about so many stored samples.",
+    )  # fmt: skip
+
+
+def _smooth(values: Array, parts: int = 40) -> Array:
+    """Means over at most so many equal parts; of a part without any number NaN."""
+    found = [part[~np.isnan(part)] for part in np.array_split(values, min(parts, len(values)))]
+    return np.array([part.mean() if len(part) else np.nan for part in found])
 
 
 def coverage(experiment: Experiment) -> Figure:
