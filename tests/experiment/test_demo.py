@@ -117,6 +117,7 @@ def test_the_real_demo_from_the_command_line(tmp_path):
         assert [row.policy for row in table] == ["grasp", "middle_first"]
         assert 45 < table[0].mean("alpha") < 65
         assert "middle_first" in done.stdout
+        assert "middle_first" in (folder / "report.html").read_text(encoding="utf-8")
     results = [
         re.search(r"grasp +([\d.]+) +([\d.]+) +([\d.]+) +([\d.]+)", done.stdout).groups() for done in (first, second)
     ]

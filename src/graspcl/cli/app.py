@@ -18,7 +18,7 @@ from graspcl.cli.base import base
 from graspcl.cli.options import AtLeastOne, Plugins, load_plugins, parse_values
 from graspcl.cli.overview import overview
 from graspcl.cli.stream import stream
-from graspcl.errors import GraspError
+from graspcl.errors import GraspError, MissingExtra
 
 app = App(
     name="graspcl",
@@ -88,7 +88,7 @@ def demo(
     for table in tables:
         console.print()
         console.print(table)
-    console.print(f"\nAll runs: {folder}", soft_wrap=True)
+    leave_page(console, folder)
 
 
 @app.command
@@ -161,7 +161,21 @@ def compare(
     console.print(policy_table(about(stream)["title"], memories, width=console.width))
     memory = "bounded" if memories["bounded"] else "unbounded"
     console.print(bar_chart(f"α, {memory} memory", {row.policy: row.mean("alpha") for row in memories[memory]}))
-    console.print(f"\nAll runs: {folder}", soft_wrap=True)
+    leave_page(console, folder)
+
+
+def leave_page(console: Console, folder: Path) -> None:
+    """Say where all runs are, and where a page of them is, if what draws it is installed."""
+    from graspcl.report.html import gather, write_page
+
+    page = folder / "report.html"
+    try:
+        write_page(gather([folder]), page)
+    except (MissingExtra, OSError) as error:
+        told = f"No page of figures was made: {error}"
+    else:
+        told = f"A page of tables and figures, for a browser: {page}"
+    console.print(f"\nAll runs: {folder}\n{told}", soft_wrap=True, highlight=False, markup=False)
 
 
 @app.command(name="policies")

@@ -80,9 +80,10 @@ def distance(experiment: Experiment) -> Figure:
     )  # fmt: skip
 
 
-def _smooth(values: Array, parts: int = 40) -> Array:
-    """Means over at most so many equal parts; of a part without any number NaN."""
-    found = [part[~np.isnan(part)] for part in np.array_split(values, min(parts, len(values)))]
+def _smooth(values: Array) -> Array:
+    """Means over 5 to 40 equal parts of a session; NaN where a part has no number."""
+    parts = np.array_split(values, min(len(values), max(5, min(40, len(values) // 4))))
+    found = [part[~np.isnan(part)] for part in parts]
     return np.array([part.mean() if len(part) else np.nan for part in found])
 
 
