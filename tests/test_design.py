@@ -40,7 +40,7 @@ HEAVY = {
     "rich": {"report", "cli", "bench"},
     "cyclopts": {"cli"},
 }
-OPEN = {"errors", "files", "registry", "random", "machine", "images"}
+OPEN = {"errors", "files", "registry", "random", "machine", "images", "padding"}
 
 
 def imports(path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -142,6 +143,19 @@ def _decode(source: Source, name: str, out: Pixels, whole: bool) -> None:
         plain = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         reason = "it is not an image" if isinstance(error, UnidentifiedImageError) else plain or type(error).__name__
         raise GraspError(f"{name} cannot be read: {reason}") from error
+
+
+def thumbnail(image: Pixels, most: int) -> str:
+    """An RGB image, uint8 [H, W, 3], as a data: address of a JPEG of at most `most` pixels a side.
+
+    >>> thumbnail(np.zeros((100, 100, 3), np.uint8), 72)[:23]
+    'data:image/jpeg;base64,'
+    """
+    small = require("PIL.Image", "images").fromarray(image)
+    small.thumbnail((most, most))
+    file = io.BytesIO()
+    small.save(file, "JPEG", quality=75, optimize=True)
+    return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 def _as_rgb(image: Any) -> Any:

@@ -11,6 +11,7 @@ import pytest
 from graspcl.data import TextTable, TextTasks, text_order
 from graspcl.data.text_tasks import ORDERS
 from graspcl.errors import GraspError
+from graspcl.experiment.presets import preset
 from graspcl.stream import TaskIncremental
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "text"
@@ -187,6 +188,13 @@ def test_impossible_options(folder: Path, options: dict[str, Any], message: str)
         TextTasks(folder, **options)
 
 
+@pytest.mark.parametrize("names", [["ag"], None])
+def test_one_data_set_is_not_a_folder_of_them(folder: Path, names: list[str] | None) -> None:
+    for one in (folder / "ag", folder / "quiz.csv"):
+        with pytest.raises(GraspError, match=rf"{one.name} is one data set; give the folder above it.*data.tasks none"):
+            TextTasks(one, names)
+
+
 def test_folders_that_cannot_be_used(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(GraspError, match=r"there is no folder .*none"):
         TextTasks(tmp_path / "none")
@@ -205,12 +213,29 @@ def test_folders_that_cannot_be_used(folder: Path, tmp_path: Path) -> None:
 # -- the paper's orders and data ---------------------------------------------------------------------------------------
 
 
+# As the paper names them (appendix, "Text Classification Experiments").
+PAPER = {
+    1: "ag yelp yahoo",
+    2: "yelp yahoo ag",
+    3: "yahoo ag yelp",
+    4: "ag yelp amazon yahoo dbpedia",
+    5: "yelp yahoo amazon dbpedia ag",
+    6: "dbpedia yahoo ag amazon yelp",
+}
+
+
 def test_the_orders_of_the_paper() -> None:
-    assert len(ORDERS) == 6
-    assert [len(text_order(number)) for number in range(1, 7)] == [3, 3, 3, 5, 5, 5]
-    assert {frozenset(text_order(number)) for number in (4, 5, 6)} == {frozenset(FIVE)}
-    assert {frozenset(text_order(number)) for number in (1, 2, 3)} == {frozenset({"ag_news", "yelp", "yahoo_answers"})}
-    assert text_order(6) == ("dbpedia", "yahoo_answers", "ag_news", "amazon", "yelp")
+    full = {"ag": "ag_news", "yahoo": "yahoo_answers"}
+    orders = {number: tuple(full.get(name, name) for name in names.split()) for number, names in PAPER.items()}
+    assert {number: text_order(number) for number in orders} == ORDERS == orders
+
+
+@pytest.mark.parametrize("number", PAPER)
+@pytest.mark.parametrize("scale", ["full", "small"])
+def test_the_presets_have_the_orders_of_the_paper(number: int, scale: str) -> None:
+    config = preset(f"text-order-{number}", scale)
+    assert str(config.data.tasks).split(",") == PAPER[number].split()
+    assert config.stream.sessions == len(text_order(number)) and config.stream.kind == "task_incremental"
 
 
 @pytest.mark.parametrize("number", [0, 7, "1", 1.0, True, None])

@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from graspcl.errors import GraspError, MissingExtra
-from graspcl.experiment.loggers import LOGGERS, Together, make_loggers
+from graspcl.experiment import change, run
+from graspcl.experiment.loggers import LOGGERS, Together, catch_up, make_loggers
 
 PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
 CONFIG = {"name": "toy", "seed": 3, "buffer": {"capacity": "8MB"}}
@@ -133,6 +134,77 @@ def test_one_that_fails_is_noted_and_the_others_go_on(fails, tmp_path):
     assert good.heard == WHOLE
     assert bad.heard == WHOLE[: WHOLE.index(fails) + 1]
     assert told == ["bad is told no more of this run: OSError: the disk is full"]
+
+
+class Stop(BaseException):
+    """The run is killed."""
+
+
+@pytest.fixture
+def spies(monkeypatch):
+    """What each logger has heard that was made and told of a run."""
+    made = []
+
+    def make():
+        made.append(Spy())
+        return made[-1]
+
+    monkeypatch.setitem(LOGGERS, "spy", make)
+    return lambda: [spy.heard for spy in made if spy.heard]
+
+
+def test_the_end_is_told_though_the_run_was_killed_when_all_was_written(small, tmp_path, monkeypatch, spies):
+    config, folder = change(small, {"log": "spy", "budget.updates": 2}), tmp_path / "run"
+
+    def stop(self, summary):
+        raise Stop
+
+    with monkeypatch.context() as patched, pytest.raises(Stop):
+        patched.setattr(Together, "end", stop)
+        run(config, folder)
+    assert (folder / "summary.json").exists() and spies() == [[*WHOLE[:-1], "session 4"]]
+    for _ in range(2):
+        run(config, folder)
+    assert spies()[1:] == [["begin", "end"]]  # and what was told is not told again
+    run(change(small, {"log": "tensorboard", "budget.updates": 2}), folder)
+    assert not (folder / "logs" / "tensorboard.json").exists()  # that one never heard of the run
+
+
+def test_a_run_that_comes_to_its_end_is_told_of_it_once(small, tmp_path, spies):
+    config = change(small, {"log": "spy", "budget.updates": 2})
+    for _ in range(2):
+        run(config, tmp_path / "run")
+    assert spies() == [[*WHOLE[:-1], "session 4", "end"]]
+
+
+@pytest.mark.parametrize("damage", ["no package", "metrics.jsonl"])
+def test_an_end_that_cannot_be_told_is_noted(tmp_path, spies, monkeypatch, damage):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "spy.json").write_text('{"session": 3}')
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
+    if damage == "no package":
+        monkeypatch.delitem(LOGGERS, "spy")
+    else:
+        (tmp_path / "metrics.jsonl").write_text("{")
+    told = []
+    catch_up("spy", CONFIG, tmp_path, SUMMARY, told.append)
+    assert len(told) == 1 and told[0].startswith("spy could not be told of the end: ")
+
+
+@pytest.mark.parametrize("name", LOGGERS)
+def test_an_end_that_is_told_later_is_read_back_as_any_other(name, tmp_path):
+    pytest.importorskip(PACKAGES[name], reason=f"needs graspcl[{name}]")
+    told: list[str] = []
+    first = make_loggers(name, told.append)
+    first.begin(CONFIG, tmp_path)
+    for record in RECORDS:
+        first.session(record)
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
+    for _ in range(2):
+        catch_up(name, CONFIG, tmp_path, SUMMARY, told.append)
+    assert told == []
+    curves, alpha = READ[name](tmp_path)
+    assert curves["accuracy"] == [(1, 51.0), (2, 52.0), (3, 53.0)] and alpha == 61.5
 
 
 def test_a_damaged_note_is_no_reason_to_stop(tmp_path):

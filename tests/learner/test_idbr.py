@@ -236,7 +236,7 @@ def test_passes_beside_the_budget_are_booked() -> None:
     while not session.done:
         session.step()
     costs = session.finish().costs
-    assert costs.training_forward == 80 + 80 + 70 and costs.training_backward == 80
+    assert costs.training_forward == 80 + 80 + 70 and costs.training_backward == 80 + 80
 
 
 def test_features_are_held_more_firmly_than_without() -> None:

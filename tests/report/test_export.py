@@ -35,6 +35,7 @@ def test_csv_has_plain_numbers_and_deviations_apart(sweep, tmp_path):
     best = next(row for row in rows if (row["policy"], row["budget"], row["buffer"]) == ("grasp", "1x", "unbounded"))
     assert (float(best["α"]), float(best["Δα"])) == (75, 10)
     assert float(best["α std"]) == pytest.approx(50**0.5)
+    assert (float(best["Δα low"]), float(best["Δα high"])) == (10, 10)
     with open(tmp_path / "sessions.csv", newline="", encoding="utf-8") as file:
         assert len(list(csv.DictReader(file))) == 32 * 4  # every run: the start and three sessions
 
@@ -61,11 +62,23 @@ def test_latex_tables_have_the_form_of_the_papers(sweep):
     assert any(re.search(r"grasp .*\$\\mathbf\{75\.00\}\$ \\tiny \$\\pm 7\.07\$", line) for line in lines)
 
 
+def test_long_latex_tables_go_on_over_pages():
+    rows = [[words(f"row {number}"), figure(1.0)] for number in range(41)]
+    columns = [Column("Method", numeric=False), Column("α")]
+    lines = [line.strip() for line in as_latex(Table("t", "T", columns, rows, "A.")).splitlines()]
+    assert lines[:3] == [r"% \usepackage{longtable}", r"\begin{longtable}{lc}", r"\caption{\textbf{T.} A.} \\"]
+    assert lines[4:7] == [r"Method & $\alpha \uparrow$ \\", r"\hline", r"\endhead"]
+    assert lines[-2:] == [r"\hline", r"\end{longtable}"] and len(lines) == 7 + 41 + 2
+    assert r"\begin{tabular}" in as_latex(Table("t", "T", columns, rows[:40]))
+
+
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
 def test_latex_takes_the_tables(sweep, tmp_path):
     files = export(sweep, tmp_path, "tex")
     body = "\n".join(rf"\input{{{file.name}}}" for file in files if file.stem not in ("classes", "sessions", "runs"))
-    (tmp_path / "all.tex").write_text(rf"\documentclass{{article}}\begin{{document}}{body}\end{{document}}")
+    (tmp_path / "all.tex").write_text(
+        rf"\documentclass{{article}}\usepackage{{longtable}}\begin{{document}}{body}\end{{document}}"
+    )
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "all.tex"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:]
@@ -151,6 +164,11 @@ def test_the_command_writes_the_page_and_says_what_it_could_not_use(tmp_path, mo
     Path("runs/b/summary.json").write_text("{}")
     command()
     assert capsys.readouterr().out == "wrote report.html: 2 runs, 1 of them damaged or empty\n"
+    Path("runs/a/drift.npz").write_bytes(b"no")
+    command(format="csv")
+    assert capsys.readouterr().out.endswith("empty, 1 with problems, which the list of runs tells\n")
+    with pytest.raises(GraspError, match="did you mean 'grasp'"):
+        command(baseline="graps")
     command(Path("runs"), output=Path("tables"), format="md", paper="table-8")
     assert Path("tables/table-8.md").exists()
     Path("page").mkdir()

@@ -63,15 +63,26 @@ def test_the_summary_has_means_deviations_and_the_best_in_bold(tmp_path):
     assert [cell.text for cell in column(table, "Δα")] == ["+10.00 [+10.00, +10.00]", "–"]
 
 
-def test_p_is_mcnemars_pooled_over_the_seeds_that_both_have(tmp_path):
+def test_p_is_the_median_of_mcnemars_over_the_seeds_that_both_have(tmp_path):
     rng = np.random.default_rng(0)
-    own, other = rng.random((3, 50)) < 0.7, rng.random((3, 50)) < 0.5
-    for seed in range(3):
+    own, other = rng.random((4, 50)) < 0.7, rng.random((4, 50)) < 0.5
+    for seed in range(4):
         make_run(tmp_path / f"g{seed}", "grasp", seed, right=own[seed])
-        if seed < 2:
+        if seed < 3:
             make_run(tmp_path / f"u{seed}", "uniform_balanced", seed, right=other[seed])
-    cell = column(summary(only(gather([tmp_path]))), "p")[0]
-    assert cell.value == mcnemar(own[:2].ravel(), other[:2].ravel()).p < 0.2
+    ps = [mcnemar(own[seed], other[seed]).p for seed in range(3)]
+    report = gather([tmp_path])
+    table = summary(only(report))
+    assert column(table, "p")[0].value == sorted(ps)[1] != mcnemar(own[:3].ravel(), other[:3].ravel()).p
+    assert column(table, "Δα")[0].text.endswith(" (3 seeds)")  # of the four
+    assert "Δα and p: against uniform_balanced over 3 seeds." in table.about
+    low, high = column(table, "Δα")[0].interval
+    tile = content(report)["body"].partition("Difference in α")[2]
+    assert f"95 % interval [{low:+.2f}, {high:+.2f}] over 3 seeds · median p = {sorted(ps)[1]:.3f}" in tile
+    (tmp_path / "u1" / "predictions.npz").unlink()
+    table = summary(only(gather([tmp_path])))
+    assert column(table, "p")[0].text == f"{np.median([ps[0], ps[2]]):.3f} (2 seeds)"
+    assert "over 3 seeds" not in table.about
 
 
 def test_runs_alike_count_once(tmp_path):
@@ -84,9 +95,15 @@ def test_runs_alike_count_once(tmp_path):
 
 def test_without_the_baseline_the_page_says_so(tmp_path):
     make_run(tmp_path / "a", "grasp")
-    table = summary(only(gather([tmp_path], baseline="uniform")))
-    assert "No policy here has uniform beside it" in table.about
+    table = summary(only(gather([tmp_path])))
+    assert "No policy here has uniform_balanced beside it" in table.about
     assert "Δα" not in [column.heading for column in table.columns]
+
+
+def test_a_baseline_that_is_named_must_be_there(tmp_path):
+    make_run(tmp_path / "a", "uniform")
+    with pytest.raises(GraspError, match=r"no run has the policy 'unifrom'.*did you mean 'uniform'"):
+        gather([tmp_path], baseline="unifrom")
 
 
 def test_other_data_are_another_experiment_and_other_settings_another_method(tmp_path):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from browser import FAINT, WIDE, browser, why_not
 
+from graspcl.cli.overview import overview
+from graspcl.errors import GraspError
 from graspcl.report.overview import SHOWN, render_overview, write_overview
 
 pytest.importorskip("plotly", reason="plotly is not installed")
@@ -126,6 +129,17 @@ def views(*given):
     data = re.search(r'id="report-data">(.*?)</script>', render_overview(*given))
     assert data is not None
     return json.loads(data[1])["figures"]["e0-p0"]["views"]
+
+
+@pytest.mark.parametrize("content", [None, '["a", "b', '["a", "b"]', '["a", "b", 3]', "7"])
+def test_class_names_that_cannot_be_read_are_told(tmp_path, monkeypatch, content):
+    monkeypatch.setattr("graspcl.experiment.reopen.reopen", lambda *given: SimpleNamespace(classes=[2, 0]))
+    if content is not None:
+        (tmp_path / "classes.json").write_text(content)
+    with pytest.raises(
+        GraspError, match=rf"{tmp_path / 'classes.json'} (cannot be read|should be a list .* 3 classes)"
+    ):
+        overview(tmp_path, output=tmp_path / "page.html")
 
 
 def test_a_small_class_has_a_step_per_draw():

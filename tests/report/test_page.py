@@ -82,6 +82,18 @@ def test_tables_are_sorted_by_any_column(page):
     assert page.run(cells % "dataset.value", heads.index("p"))[-4:] == [""] * 4  # the baseline has none: last
 
 
+def test_numbers_come_before_words_and_both_are_sorted(page):
+    column = (
+        "const table = document.querySelector('[data-part=e0-settings-differing] table');"
+        "const [row] = table.tBodies[0].rows;"
+        "const cells = ['b', '10', 'a', '', '9']; table.tBodies[0].replaceChildren(...cells.map(text => {"
+        "const copy = row.cloneNode(true); copy.cells[1].textContent = text; return copy; }));"
+        "const head = table.querySelectorAll('th button')[1]; const order = () => { head.click();"
+        "return [...table.tBodies[0].rows].map(r => r.cells[1].textContent); }; return [order(), order()]"
+    )
+    assert page.run(column) == [["9", "10", "a", "b", ""], ["10", "9", "b", "a", ""]]
+
+
 def test_a_click_on_the_legend_hides_a_method(page):
     from selenium.webdriver.common.action_chains import ActionChains
 
@@ -109,6 +121,45 @@ def test_another_experiment_is_drawn_when_it_is_chosen(page):
     drawn = dict(page.run(SHOWN % "f.querySelectorAll('.main-svg').length > 0"))
     assert len(drawn) >= 8 and all(drawn.values()) and all(name.startswith("e1-") for name in drawn)
     assert page.complaints() == []
+
+
+def test_figures_and_tables_have_names_and_columns_a_meaning(page):
+    charts = page.run(SHOWN % "f.querySelector('.chart[role=img]').getAttribute('aria-label')")
+    about = dict(charts)["e0-updates"]
+    assert about.startswith("Accuracy against updates. α by the updates of a run.")
+    assert "25 % fewer updates" in about  # what the picture shows
+    assert all(
+        label for _, label in page.run(SHOWN % "document.getElementById(f.getAttribute('aria-labelledby')).innerText")
+    )
+    assert page.run("return document.querySelectorAll('table:not([aria-label]), nav:not([aria-label])').length") == 0
+    page.run("document.querySelector('[data-part=e0-summary-meanings] summary').click()")
+    meanings = page.run("return document.querySelector('[data-part=e0-summary-meanings]').innerText")
+    for said in ("μ_N", "accuracy on new classes", "McNemar's exact test", "median over those seeds"):
+        assert said in meanings
+
+
+def test_legends_have_the_room_they_take(chromium, tmp_path):
+    names = [*"abcdefghijkl", "one_whose_name_is_much_longer_than_others"]
+    for place, policy in enumerate(names):
+        make_run(tmp_path / str(place), policy)
+    write_page(gather([tmp_path]), tmp_path / "page.html")
+    for width in (360, 1280):
+        chromium.look(width=width)
+        chromium.open((tmp_path / "page.html").as_uri())
+        room = (
+            "(() => { const box = s => f.querySelector(s)?.getBoundingClientRect(); const legend = box('.legend');"
+            "return legend ? legend.top - box('.xtitle').bottom : 0; })()"
+        )
+        gaps = dict(chromium.run(SHOWN % room))
+        assert all(-1 <= gap < 30 for gap in gaps.values()), (width, gaps)
+
+
+def test_the_summary_fits_a_screen_of_1280(page):
+    beyond = (
+        "const scroll = document.querySelector('[data-part=e0-summary] .scroll');"
+        "return scroll.scrollWidth - scroll.clientWidth"
+    )
+    assert page.run(beyond) <= 0
 
 
 def test_text_can_be_read_in_light_and_dark(page):

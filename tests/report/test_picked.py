@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 from making import make_run
 
 from graspcl.experiment import from_plain, run
+from graspcl.experiment.shown import open_shown
+from graspcl.images import thumbnail
 from graspcl.report.export import export
 from graspcl.report.html import gather, page, write_page
 from graspcl.report.html.page import content
 from graspcl.report.html.parts import PICKED, picked_card
-from graspcl.report.html.picked import IMAGES, Pick, Picked, Picks, by_first_showing, ends, picked, thumbnail
+from graspcl.report.html.picked import IMAGES, Pick, Picked, Picks, by_first_showing, ends, picked
 from graspcl.report.html.watch import Live
 
 pytest.importorskip("PIL", reason="needs graspcl[images]")
@@ -70,7 +72,7 @@ def copy_of(done, place):
 def shown(path):
     """What the only experiment in a folder has to show."""
     (experiment,) = gather([path]).experiments
-    return picked(experiment)
+    return picked(experiment, open_shown)
 
 
 def decoded(pick):
@@ -148,8 +150,8 @@ def test_without_a_finished_run_of_grasp_there_is_nothing_to_show(tmp_path):
 def test_thumbnails_of_a_whole_experiment_are_small():
     noise = np.random.default_rng(0).integers(0, 256, (224, 224, 3), dtype=np.uint8)
     smooth = np.kron(noise[:28, :28], np.ones((8, 8, 1), np.uint8))  # rougher than a photo
-    assert 48 * len(thumbnail(smooth)) < 200_000
-    tiny = Image.open(io.BytesIO(base64.b64decode(thumbnail(noise[:20, :20]).partition(",")[2])))
+    assert 48 * len(thumbnail(smooth, 72)) < 200_000
+    tiny = Image.open(io.BytesIO(base64.b64decode(thumbnail(noise[:20, :20], 72).partition(",")[2])))
     assert tiny.size == (20, 20)
 
 
@@ -159,7 +161,7 @@ def test_thumbnails_of_a_whole_experiment_are_small():
 def why(path):
     found = shown(path)
     assert found.classes == ()
-    body = content(gather([path]))["body"]
+    body = content(gather([path], samples=open_shown))["body"]
     assert f"<b>{PICKED}</b> is left out. Its samples are not at hand: " in body and "e0-picked-missing" in body
     return found.missing
 
@@ -230,23 +232,23 @@ def test_no_tokenizer_is_fetched(tmp_path):
 
 def test_data_are_opened_for_the_page_alone(done, tmp_path, monkeypatch):
     opened = []
-    monkeypatch.setattr(page, "picked", lambda experiment: opened.append(experiment) or Picked(missing="-"))
+    monkeypatch.setattr(page, "picked", lambda experiment, samples: opened.append(experiment) or Picked(missing="-"))
     live = Live(done[1])
     assert b"picked" not in live.data()
     assert PICKED.encode() not in live.page()
     export(gather([done[1]]), tmp_path / "tables", "csv")
-    assert PICKED not in content(gather([done[1]], samples=False))["body"]
+    assert PICKED not in content(gather([done[1]]))["body"]
     assert opened == []
-    report = gather([done[1]])
+    report = gather([done[1]], samples=open_shown)
     assert content(report) == content(report) and len(opened) == 1
 
 
 def test_many_experiments_do_not_all_open_their_data(tmp_path, monkeypatch):
     opened = []
-    monkeypatch.setattr(page, "picked", lambda experiment: opened.append(experiment) or Picked(missing="-"))
+    monkeypatch.setattr(page, "picked", lambda experiment, samples: opened.append(experiment) or Picked(missing="-"))
     for number in range(8):
         make_run(tmp_path / str(number), config={"data": {"path": f"data {number}"}})
-    body = content(gather([tmp_path]))["body"]
+    body = content(gather([tmp_path], samples=open_shown))["body"]
     assert len(opened) == 6
     assert body.count("Samples are shown of the first 6 experiments alone.") == 2
 
@@ -269,7 +271,7 @@ class Elements(html.parser.HTMLParser):
 
 def test_the_page_holds_the_images_with_their_names(done):
     found = shown(done[1])
-    body = content(gather([done[1]]))["body"]
+    body = content(gather([done[1]], samples=open_shown))["body"]
     images = Elements(body, "img").found
     assert all(image.keys() == {"src", "width", "height", "alt"} for image in images)
     assert [image["src"] for image in images] == [
@@ -335,7 +337,7 @@ def chromium():
 def file(done, tmp_path_factory):
     pytest.importorskip("plotly", reason="plotly is not installed")
     path = tmp_path_factory.mktemp("page") / "report.html"
-    write_page(gather([done[1]]), path)
+    write_page(gather([done[1]], samples=open_shown), path)
     return path
 
 

@@ -126,7 +126,7 @@ def test_one_run_session_by_session(folder):
     lines = cells(text_of(run_table(path)))
     assert "2 40.00 60.00 90.00 100 1.0 0.10 50 0.500" in lines
     assert "listings: siesta + uniform_balanced(replace=False)" in lines
-    assert "α 60.00 · μ_A 61.00 · μ_N 1.00 · μ_O –" in lines
+    assert "α 60.00 · μ_A 61.00 · μ_N 1.00 · μ_O –" in " ".join(lines)
     unfinished = folder / "listings" / "siesta" / "grasp" / "seed-1-bbbbbb"
     assert "α" not in text_of(run_table(unfinished))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import signal
 import sys
 
@@ -25,6 +26,9 @@ def main() -> None:
     except GraspError as error:
         print(f"graspcl: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+    except BrokenPipeError:  # the reader has seen enough, as `head` does
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (nothing is flushed into the closed pipe at exit)
+        raise SystemExit(141) from None
     except KeyboardInterrupt:
         print("graspcl: stopped; finished runs stay in their folders", file=sys.stderr)
         raise SystemExit(130) from None

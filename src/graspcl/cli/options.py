@@ -25,7 +25,9 @@ Plugins = Annotated[
 
 Scale = Annotated[
     Literal["full", "small", "smoke"],
-    Parameter(help="The paper's; or with fewer classes, sessions and pixels: small for a CPU, smoke for a first look."),
+    Parameter(
+        help="The paper's; or with less data and smaller networks: small for a CPU, smoke to see that it runs."
+    ),
 ]
 Kind = Annotated[
     Literal["latent", "veridical"], Parameter(help="What is stored and rehearsed: latents, or samples as they came.")
@@ -88,9 +90,10 @@ def resolve(
     from graspcl.experiment.presets import names
     from graspcl.experiment.settings import read_toml
 
-    path = Path(what)
+    path, options = Path(what), parse_settings(settings)
     if what in names() or not (path.suffix == ".toml" or path.exists()):
-        config = preset(what, scale, rehearsal, memory)
+        data = options.get("data", options.get("data.path"))
+        config = preset(what, scale, rehearsal, memory, own_data=data)
     elif path.suffix == ".toml" or path.is_dir():
         if (scale, rehearsal, memory) != ("full", None, "bounded"):
             raise GraspError("--scale, --rehearsal and --memory are of presets; in a file they are written out")
@@ -98,7 +101,6 @@ def resolve(
         config = from_plain({"name": file.stem, **read_toml(file)}, str(file))
     else:
         raise GraspError(f"{what} is neither a preset nor a TOML file")
-    options = parse_settings(settings)
     own = parameter_names(command)  # type: ignore[arg-type]
     for name in options:
         close = difflib.get_close_matches(name, [*vars(config), *own], n=1)

@@ -31,8 +31,6 @@ def overview(
     output
         The page.
     """
-    import json
-
     from graspcl.cli.progress import Bars
     from graspcl.experiment.overview import choose_class, class_picture
     from graspcl.experiment.reopen import reopen
@@ -44,7 +42,7 @@ def overview(
         raise GraspError(f"{output} is a folder; give -o the name of the page, such as {output / 'overview.html'}")
     with Bars(Console()) as bars:
         learner = reopen(run, bars)
-    names = json.loads((run / "classes.json").read_text(encoding="utf-8"))
+    names = _class_names(run / "classes.json", max(learner.classes, default=-1) + 1)
     label = choose_class(learner, names, class_)
     picture = class_picture(learner, label, generator(0, "overview"))
     draws = {"GRASP": picture.grasp, "Uniform": picture.uniform}
@@ -55,3 +53,15 @@ def overview(
     except OSError as error:
         raise GraspError(f"the overview cannot be written to {output}: {error.strerror}") from error
     print(f"wrote {output}: {names[label]}, {len(picture.points)} stored samples")
+
+
+def _class_names(file: Path, number: int) -> list[str]:
+    import json
+
+    try:
+        names = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise GraspError(f"{file} cannot be read: {error}") from error
+    if not isinstance(names, list) or len(names) < number or not all(isinstance(name, str) for name in names):
+        raise GraspError(f"{file} should be a list of the names of {number} classes, and is not")
+    return names

@@ -3,26 +3,47 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column
+
+_RECENT = 600.0  # seconds that the time left is judged by; a run of a sweep takes minutes
+_SECONDS = 20.0  # between two lines about a step, where no bars can be shown
 
 
 class Bars:
-    """Shows an experiment's steps as bars; a finished step leaves one line with its time."""
+    """Shows an experiment's steps as bars; a finished step leaves one line with its time.
+
+    Where the output is no terminal but a file or a pipe, a long step is a line now and then.
+    """
 
     def __init__(self, console: Console) -> None:
         self.console = console
         columns = (
             SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
+            TextColumn("{task.description}", table_column=Column()),  # the only one that gives way to the others
+            BarColumn(bar_width=20, table_column=Column(no_wrap=True)),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            TimeElapsedColumn(table_column=Column(no_wrap=True)),
+            TextColumn("left"),
+            TimeRemainingColumn(table_column=Column(no_wrap=True)),
         )
-        self._progress = Progress(*columns, console=console, transient=True)
+        self._progress = Progress(*columns, console=console, transient=True, speed_estimate_period=_RECENT)
 
     def __enter__(self) -> Bars:
         self._progress.start()
@@ -36,11 +57,31 @@ class Bars:
         """A bar for a step of `total` parts."""
         bar = self._progress.add_task(escape(title), total=total)
         try:
-            yield lambda done: self._progress.advance(bar, done)
-            seconds = self._progress.tasks[self._progress.task_ids.index(bar)].elapsed or 0.0
+            yield self._advance(bar, title, total)
+            seconds = self._task(bar).elapsed or 0.0
             self.console.print(f"[green]✓[/green] {escape(title)} [dim]{seconds:.1f} s[/dim]")
         finally:
             self._progress.remove_task(bar)
+
+    def _advance(self, bar: TaskID, title: str, total: int) -> Callable[[int], None]:
+        if self.console.is_terminal:
+            return lambda done: self._progress.advance(bar, done)
+        so_far, told = 0, time.monotonic()
+
+        def advance(done: int) -> None:
+            nonlocal so_far, told
+            so_far += done
+            self._progress.advance(bar, done)
+            if time.monotonic() - told > _SECONDS:
+                told = time.monotonic()
+                left = self._task(bar).time_remaining
+                about = "" if left is None else f", about {timedelta(seconds=int(left))} left"
+                self.note(f"{title}: {so_far} of {total}{about}")
+
+        return advance
+
+    def _task(self, bar: TaskID) -> Task:
+        return self._progress.tasks[self._progress.task_ids.index(bar)]
 
     def note(self, text: str) -> None:
         """One line above the bars."""

@@ -15,7 +15,7 @@ Refresh = Annotated[float, Parameter(validator=validators.Number(gt=0))]
 def report(
     *runs: Path,
     output: Output = None,
-    baseline: str = "uniform_balanced",
+    baseline: str | None = None,
     format: Literal["html", "png", "svg", "csv", "md", "tex"] = "html",
     paper: str | None = None,
     samples: bool = True,
@@ -29,7 +29,7 @@ def report(
     output
         The page (by default report.html), or the folder for the files of another format (by default report).
     baseline
-        The policy that others are compared with.
+        The policy that others are compared with, with its parameters if it has some; by default uniform_balanced.
     format
         html is a page that needs nothing else, not even a network; png and svg are its figures, csv, md and tex its
         tables.
@@ -39,12 +39,14 @@ def report(
         Show on the page some samples that GRASP picked first and last, where the data of the runs are at hand.
     """
     from graspcl.errors import GraspError
+    from graspcl.experiment.shown import open_shown
     from graspcl.report.export import export
     from graspcl.report.html import gather, write_page
+    from graspcl.report.html.labels import counted
 
     if format == "html" and output is not None and output.is_dir():
         raise GraspError(f"{output} is a folder; give -o the name of the page, such as {output / 'report.html'}")
-    found = gather(runs or (Path("runs"),), baseline, paper, samples)
+    found = gather(runs or (Path("runs"),), baseline, paper, open_shown if samples else None)
     if not any(run.state not in ("damaged", "empty") for run in found.runs):
         raise GraspError(f"there is no run to report on in {', '.join(map(str, runs)) or 'runs'}; nothing was written")
     if format == "html":
@@ -58,11 +60,14 @@ def report(
         folder = output or Path("report")
         written = f"{len(export(found, folder, format))} files into {folder}"
     unused = sum(run.state in ("damaged", "empty") for run in found.runs)
-    print(f"wrote {written}: {len(found.runs)} runs" + (f", {unused} of them damaged or empty" if unused else ""))
+    said = [f"wrote {written}: {counted(len(found.runs), 'run', 'runs')}"]
+    said += [f"{unused} of them damaged or empty"] if unused else []
+    said += [f"{found.troubled} with problems, which the list of runs tells"] if found.troubled else []
+    print(", ".join(said))
 
 
 def watch(run: Path = Path("runs"), /, *, port: Port = 0, refresh: Refresh = 3.0) -> None:
-    """Show a run while it goes on, on a page of this machine that follows it; ends when the run is finished.
+    """Show a run while it goes on, on a page of this machine that follows it; ends when the run does.
 
     Parameters
     ----------
@@ -75,5 +80,5 @@ def watch(run: Path = Path("runs"), /, *, port: Port = 0, refresh: Refresh = 3.0
     """
     from graspcl.report.html.watch import watch as serve
 
-    serve(run, lambda address: print(f"watching at {address} (Ctrl-C to stop)", flush=True), port, refresh)
-    print("the run is finished")
+    end = serve(run, lambda address: print(f"watching at {address} (Ctrl-C to stop)", flush=True), port, refresh)
+    print("the run is finished" if end == "finished" else "the run is stopped; the same command goes on")

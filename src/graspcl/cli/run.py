@@ -102,8 +102,8 @@ def run(
 ) -> None:
     """Run an experiment. If it was stopped before, the same command goes on where it was.
 
-    Any setting is an option, by its dotted name: --data PATH, --policy uniform, --buffer.capacity 0.2GB, --seed 3.
-    `graspcl show PRESET` prints all of them.
+    Any setting is an option, by its dotted name: --data PATH, --policy uniform, --buffer.capacity 0.2GB, --seed 3,
+    --measure.drift 200, --log tensorboard. `graspcl show PRESET` prints all of them.
 
     Parameters
     ----------

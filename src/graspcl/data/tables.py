@@ -7,15 +7,16 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from graspcl.data.base import Int64s, Samples
-from graspcl.data.rows import LISTED, READERS, Rows, check_columns, read_rows
+from graspcl.data.formats import READERS, read_rows
+from graspcl.data.hub import HUB, hub_name, hub_rows, load_splits
+from graspcl.data.rows import Rows
 from graspcl.data.stored import few, name_hash
-from graspcl.errors import GraspError, nearest, require
+from graspcl.errors import GraspError, nearest
 
 _VALS = ("val", "valid", "validation", "dev")
 
@@ -24,19 +25,24 @@ class TextTable(Samples[list[str]]):
     """Texts and their classes from the columns `text` and `label` of CSV, TSV, JSONL or Parquet files.
 
     `path` is a folder with `train.csv` and `test.csv` (or another of these kinds of file), a pair of files to train
-    and to test on, one file, or `Parts` that have been read. In a folder with a `val` (or `valid`, `validation`,
-    `dev`) beside the other two, `val` says whether that is left alone ("ignore") or trained on ("train"); without a
-    `test`, it is what is tested on, unless it is trained on. Other files of a folder do not count.
+    and to test on, one file, a data set of the Hugging Face hub as "hf:NAME" or "hf:NAME:CONFIG", or `Parts` that have
+    been read. In a folder with a `val` (or `valid`, `validation`, `dev`) beside the other two, `val` says whether that
+    is left alone ("ignore") or trained on ("train"); without a `test`, it is what is tested on, unless it is trained
+    on. Other files of a folder do not count.
 
     Where there is no file to test on, `test_share` of each class, chosen by a hash of the text, is for testing: at
     least one text but never the last. `test_per_class` asks for so many of each class instead; of a file to test on it
     keeps at most so many. Equal texts of a class count once here and stay together.
 
-    CSV files have a header and are quoted as spreadsheets do it. Labels are text or whole numbers; classes are sorted,
-    by value if all are numbers. Rows that cannot be used are left out: without a text or a label, with a text that is
-    no string, not in UTF-8, malformed, with too many or too few columns. `problems` names the first 20 by file and row
-    and counts the others. Texts are otherwise as they are in the file, however long. `ids` and `version` are hashes of
-    the texts.
+    CSV files have a header, are quoted as spreadsheets do it, and parted by commas, or semicolons or tabs if these part
+    the header. Labels are text or whole numbers; classes are sorted, by value if all are numbers. A CSV file has no
+    types: a text of digits is a text there (in JSONL and Parquet a number is none), and labels count as numbers if all
+    of them look it, so that 1 and 1.0 are one class.
+
+    Rows that cannot be used are left out: without a text or a label (also nan), with a text that is no string or a
+    label that is a fraction, not in UTF-8, malformed, with too many or too few columns. `problems` names each by file
+    and row, and also texts of more than 20,000 characters. These are kept, as all texts, as they are in the file. `ids`
+    and `version` are hashes of the texts.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -108,8 +114,7 @@ class TextTable(Samples[list[str]]):
 
         Its splits count as files do. Classes that have names there are called by them.
         """
-        parts = _hub_parts(name, config, text, label, val)
-        return cls(parts, text, label, test_share, test_per_class, val=val)
+        return cls(hub_parts(name, config, [text], label, val), text, label, test_share, test_per_class, val=val)
 
     def read(self, indices: ArrayLike) -> list[str]:
         """The texts at `indices` [n]."""
@@ -131,10 +136,8 @@ class Parts:
 
     @property
     def problems(self) -> list[str]:
-        """What was wrong with the first bad rows, and how many more there are."""
-        named = [problem for part in self.all for problem in part.problems][:LISTED]
-        more = sum(part.left_out for part in self.all) - len(named)
-        return [*named, f"and {more} more"] if more else named
+        """What is wrong with rows, or odd."""
+        return [problem for part in self.all for problem in part.problems]
 
 
 def in_class_order(names: Iterable[str]) -> list[str]:
@@ -150,13 +153,15 @@ def in_class_order(names: Iterable[str]) -> list[str]:
 
 
 def read_parts(path: str | Path | Sequence[str | Path], text: str, label: str, val: str) -> Parts:
-    """The rows of a folder, a pair of files or one file, as `TextTable` says."""
+    """The rows of a folder, a pair of files, one file or a data set of the hub, as `TextTable` says."""
     _check_val(val)
     if not isinstance(path, str | Path):
         if len(path) != 2:
             raise GraspError(f"a table is one path, or a pair of files to train and to test on, not {len(path)} paths")
         train, test = map(Path, path)
         return Parts(train.parent.name or train.stem, [read_rows(train, text, label)], read_rows(test, text, label))
+    if str(path).startswith(HUB):
+        return hub_parts(*hub_name(str(path)), [text], label, val)
     folder = Path(path)
     if not folder.is_dir():
         return Parts(folder.stem, [read_rows(folder, text, label)], None)
@@ -166,6 +171,16 @@ def read_parts(path: str | Path | Sequence[str | Path], text: str, label: str, v
         raise GraspError(f"{folder} has no file train.csv to train on, nor a train with {', '.join([*READERS][1:])}")
     rows = {role: read_rows(files[role], text, label) for role in [*trained, *tested]}
     return Parts(folder.resolve().name, [rows[role] for role in trained], next((rows[role] for role in tested), None))
+
+
+def hub_parts(name: str, config: str | None, text: Sequence[str], label: str, val: str) -> Parts:
+    """The rows of a data set of the hub; a text is what its columns `text` have, one after the other."""
+    _check_val(val)
+    splits = load_splits(name, config)
+    trained, tested = _roles(splits, val)
+    rows = {role: hub_rows(f"{name} {role}", splits[role], text, label) for role in [*trained, *tested]}
+    title = Path(name).name + (f"-{config}" if config else "")
+    return Parts(title, [rows[role] for role in trained], next((rows[role] for role in tested), None))
 
 
 def table_files(folder: Path) -> dict[str, Path]:
@@ -209,32 +224,6 @@ def _roles(found: Iterable[str], val: str) -> tuple[list[str], list[str]]:
 def _check_val(val: str) -> None:
     if val not in ("train", "ignore"):
         raise GraspError(f"val cannot be {val!r}; {nearest(str(val), ['train', 'ignore'])}")
-
-
-def _hub_parts(name: str, config: str | None, text: str, label: str, val: str) -> Parts:
-    _check_val(val)
-    hub = require("datasets", "hub")
-    try:
-        splits = hub.load_dataset(name, config)
-    except Exception as error:  # it lets errors of several packages through
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise GraspError(f"the data set {name} cannot be had from the hub: {reason}") from error
-    if "train" not in splits:
-        raise GraspError(f"the data set {name} has no split train, only {', '.join(map(str, splits))}")
-    trained, tested = _roles(splits, val)
-    rows = {role: _hub_rows(f"{name} {role}", splits[role], text, label) for role in [*trained, *tested]}
-    title = f"{name}/{config}" if config else name
-    return Parts(title, [rows[role] for role in trained], next((rows[role] for role in tested), None))
-
-
-def _hub_rows(where: str, split: Any, text: str, label: str) -> Rows:
-    check_columns(where, split.column_names, text, label)
-    names = getattr(split.features[label], "names", None)  # of a ClassLabel
-    rows = Rows(where)
-    for number, (each, value) in enumerate(zip(split[text], split[label], strict=True), start=1):
-        # -1 is what such a column has for a missing label.
-        rows.add(number, each, value if names is None or value is None else names[value] if value >= 0 else None)
-    return rows.checked()
 
 
 def _labels(part: Rows, classes: list[str]) -> Int64s:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,10 +12,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from graspcl.data.base import Int64s, Samples
-from graspcl.data.rows import READERS
+from graspcl.data.formats import READERS
+from graspcl.data.hub import HUB
 from graspcl.data.stored import few, name_hash
 from graspcl.data.subset import Subset
-from graspcl.data.tables import TextTable, in_class_order, in_folder, table_files
+from graspcl.data.tables import Parts, TextTable, hub_parts, in_class_order, in_folder, read_parts, table_files
 from graspcl.errors import GraspError, nearest
 from graspcl.random import generator
 
@@ -37,6 +39,32 @@ _ALIASES = {
     "yahoo_answers_topics": "yahoo_answers",
     "dbpedia_14": "dbpedia",
 }
+_SENTIMENTS = ("very negative", "negative", "neutral", "positive", "very positive")
+
+
+@dataclass(frozen=True)
+class OnHub:
+    """A data set of the hub: its columns, and other names for its classes if it has so many."""
+
+    name: str
+    text: tuple[str, ...] = ("text",)
+    label: str = "label"
+    classes: tuple[str, ...] = ()
+
+
+# Where the hub has the paper's data sets. One and five stars are called differently in Yelp and Amazon.
+ON_HUB = {
+    "ag_news": OnHub("fancyzhx/ag_news"),
+    "yelp": OnHub("Yelp/yelp_review_full", classes=_SENTIMENTS),
+    "amazon": OnHub(
+        "yassiracharki/Amazon_Reviews_for_Sentiment_Analysis_fine_grained_5_classes",
+        ("review_title", "review_text"), "class_index", _SENTIMENTS,
+    ),
+    "yahoo_answers": OnHub(
+        "community-datasets/yahoo_answers_topics", ("question_title", "question_content", "best_answer"), "topic"
+    ),
+    "dbpedia": OnHub("fancyzhx/dbpedia_14", ("content",)),
+}  # fmt: skip
 _TITLES = {frozenset({"yelp", "amazon"}): "sentiment"}  # of labels that several data sets share
 
 Name = tuple[str, str]  # of a class: whose label it is, and the label
@@ -47,7 +75,7 @@ class TextTasks(Samples[list[str]]):
 
     A data set is a folder or a file as `TextTable` reads it, with columns `text` and `label`. `tasks` has their names
     and `task_of` [N] the position in it of each sample. Shorter names of the paper's data sets are understood: ag,
-    yahoo.
+    yahoo. With "hf:" for a folder, the paper's data sets come from the Hugging Face hub, whatever `text` and `label`.
 
     All data sets together have one label space. A class is called "data set/label", so equal labels of two data sets
     are two classes, but for those that `shared` puts into one group, such as Yelp and Amazon with the same five
@@ -87,13 +115,14 @@ class TextTasks(Samples[list[str]]):
         if seed < 0:
             raise GraspError(f"{folder}: seed must not be negative, but is {seed}")
         groups = _groups(shared)
-        found = _data_sets(Path(folder))
-        self.tasks = sorted(found) if names is None else _chosen(Path(folder), names, found)
+        found: Mapping[str, Path | OnHub] = ON_HUB if folder == HUB else _data_sets(Path(folder))
+        self.tasks = sorted(found) if names is None else _chosen(str(folder), names, found)
         parts = {}
         for task in self.tasks:
-            table = TextTable(found[task], text, label, test_share, test_per_class, val=val)
+            read = _read(found[task], text, label, val)
+            table = TextTable(read, text, label, test_share, test_per_class, val=val)
             parts[task] = Subset(table, per_class=per_class, rng=generator(seed, f"text_tasks.{task}"))
-        labels_of = {task: part.classes for task, part in parts.items()}
+        labels_of = {task: _class_names(found[task], part.classes) for task, part in parts.items()}
         problems = _disagreements(labels_of, groups)
         names_of = _names(labels_of, groups)
         classes = _in_order(names_of)
@@ -105,7 +134,7 @@ class TextTasks(Samples[list[str]]):
         self._texts = [each for part in parts.values() for each in part.read(np.arange(len(part)))]
         versions = " ".join(parts[task].version for task in sorted(parts))
         super().__init__(
-            name=Path(folder).resolve().name,
+            name="hub" if folder == HUB else Path(folder).resolve().name,
             version=hashlib.sha256(versions.encode()).hexdigest()[:12],
             classes=["/".join(name) for name in classes],
             labels=np.concatenate([class_of[task][part.labels] for task, part in parts.items()]),
@@ -145,8 +174,13 @@ def _usual(name: str) -> str:
 
 def _data_sets(folder: Path) -> dict[str, Path]:
     """Data sets by name and where they are: folders that have something to train on, and tables by themselves."""
-    if not folder.is_dir():
+    if not folder.exists():
         raise GraspError(f"there is no folder {folder}; it should have a folder or a table for each data set")
+    if folder.is_file() or "train" in table_files(folder):
+        raise GraspError(
+            f"{folder} is one data set; give the folder above it, in which each data set is a folder or a file, "
+            "or read it as one table: --data.tasks none (in Python: TextTable)"
+        )
     found: dict[str, Path] = {}
     for path in in_folder(folder):
         if "train" in table_files(path) if path.is_dir() else path.suffix.lower() in READERS:
@@ -161,7 +195,18 @@ def _data_sets(folder: Path) -> dict[str, Path]:
     return found
 
 
-def _chosen(folder: Path, names: Sequence[str], found: Mapping[str, Path]) -> list[str]:
+def _read(source: Path | OnHub, text: str, label: str, val: str) -> Parts:
+    if isinstance(source, OnHub):
+        return hub_parts(source.name, None, source.text, source.label, val)
+    return read_parts(source, text, label, val)
+
+
+def _class_names(source: Path | OnHub, classes: list[str]) -> list[str]:
+    named = source.classes if isinstance(source, OnHub) else ()
+    return list(named) if len(named) == len(classes) else classes
+
+
+def _chosen(folder: str, names: Sequence[str], found: Mapping[str, object]) -> list[str]:
     chosen = [_usual(name) for name in ([names] if isinstance(names, str) else names)]
     for name in chosen:
         if name not in found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -182,7 +183,8 @@ def encode_samples(
 ) -> tuple[Codec, Rows]:
     """The codec, trained on the latents of the samples `fit_on` [n], and the codes of all samples by it."""
     network = backbone.network.execute(config.execution.resolve()).eval()
-    frozen = network.frozen.state_dict()
+    # The states of dropouts change with the seed, and latents do not.
+    frozen = {name: value for name, value in network.frozen.state_dict().items() if not name.endswith(_STATES)}
     how = f"{network.execution.precision}-{network.execution.device.partition(':')[0]}"  # both change the last digits
     key = f"{samples.name}-{samples.fingerprint()}-{digest_of(frozen)}-{how}-v{_VERSION}"
     latents = None if backbone.trained else _latents(config, samples, network, key, progress)
@@ -241,12 +243,28 @@ def _fitted_codec(
             except GraspError as error:
                 progress.note(f"{error}; the codec is trained anew")
         if latents is not None:
-            codec.fit(torch.from_numpy(latents.values[fit_on[latents.readable[fit_on]]]).float())
+            found = torch.from_numpy(latents.values[fit_on[latents.readable[fit_on]]])
+            codec.fit(_with_padding(network, found, lambda padding: _encode(network, padding)).float())
         else:
             rng = generator(config.seed, "codec")
-            fit_codec(network, codec, lambda rows: samples.read_some(rows)[0], fit_on, rng=rng)
+            fit_codec(network, codec, lambda rows: _with_padding(network, samples.read_some(rows)[0]), fit_on, rng=rng)
         _keep(file, codec.state_dict(), progress)
     return codec
+
+
+def _with_padding(
+    network: SplitNetwork, values: torch.Tensor, encode: Callable[[torch.Tensor], torch.Tensor] = lambda x: x
+) -> torch.Tensor:
+    """Inputs [n, …] or, by `encode`, latents, and padding where the network marks it: one for four of them.
+
+    A codec gives back what it was trained on, and all texts that come first may be as long as texts can be. With so
+    much padding no codebook is without it: training begins with centroids at random vectors.
+    """
+    padding = getattr(network.frozen, "padding_input", None)
+    if padding is None:
+        return values
+    more = encode(padding).to(values)
+    return torch.cat([values, more.expand(-(-len(values) // 4), *more.shape[1:])])
 
 
 def _latents(config: Config, samples: Samples[Any], network: SplitNetwork, key: str, progress: Progress) -> Rows | None:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from graspcl.errors import GraspError
-from graspcl.experiment.progress import Progress
+from graspcl.experiment.progress import Progress, Silent
 from graspcl.files import write_whole
 
 Array = np.ndarray[Any, Any]
@@ -34,8 +34,11 @@ def cache_folder() -> Path:
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Within, no other process that asks for the same folder goes on; the lock of a dead process is nobody's."""
+def locked(folder: Path, progress: Progress | None = None) -> Iterator[None]:
+    """Within, no other process that asks for the same folder goes on; the lock of a dead process is nobody's.
+
+    `progress` is told if there is another one to wait for.
+    """
     try:
         import fcntl
 
@@ -45,7 +48,15 @@ def locked(folder: Path) -> Iterator[None]:
         yield
         return
     with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if progress is not None:
+                progress.note(f"another process is at work in {folder}; this one waits for it")
+            with contextlib.suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError:  # a file system without locks: as above
+            pass
         yield
 
 
@@ -79,33 +90,51 @@ class Rows:
     problems: list[str]
 
 
-Compute = Callable[[Array], tuple[Array, Array, list[str]]]
+Shard = tuple[Array, Array, list[str]]  # values, which rows they are, and what is wrong with the others
+Compute = Callable[[Array], Shard]
 
 
 def cached_rows(key: str, number: int, compute: Compute, progress: Progress, title: str) -> Rows:
     """Rows of `number` samples under `key`, which must name all that they depend on.
 
     `compute` takes indices and gives the rows of those that can be read, their positions, and what is wrong with the
-    others. Rows are kept in files of a thousand, so that work which was stopped goes on where it was.
+    others. Rows are kept in files of a thousand, so that work which was stopped goes on where it was. Of several
+    processes that want them at once one computes, and the others wait for it.
     """
     folder = cache_folder() / key
-    starts = range(0, number, _SHARD)
-    found = [_read(folder / f"{begin:08d}.npz", min(_SHARD, number - begin), progress) for begin in starts]
-    missing = [begin for begin, part in zip(starts, found, strict=True) if part is None]
-    if missing:
-        with progress.task(title, sum(min(_SHARD, number - begin) for begin in missing)) as advance:
-            for begin in missing:
-                indices = np.arange(begin, min(begin + _SHARD, number))
-                part = compute(indices)
-                _write(folder / f"{begin:08d}.npz", part, progress)
-                found[begin // _SHARD] = part
-                advance(len(indices))
-    elif found:
+    found, made = _read_all(folder, number, Silent()), False
+    if None in found:
+        with locked(folder, progress):
+            found = _read_all(folder, number, progress)  # another process may have made it in the meantime
+            if made := None in found:
+                _complete(folder, number, found, compute, progress, title)
+    if found and not made:
         progress.note(f"{title}: read from the cache ({folder})")
     return _together(number, [part for part in found if part is not None])
 
 
-def _together(number: int, parts: list[tuple[Array, Array, list[str]]]) -> Rows:
+def _read_all(folder: Path, number: int, progress: Progress) -> list[Shard | None]:
+    """The files of a thousand rows each, None for those that are missing."""
+    return [
+        _read(folder / f"{begin:08d}.npz", min(_SHARD, number - begin), progress) for begin in range(0, number, _SHARD)
+    ]
+
+
+def _complete(
+    folder: Path, number: int, found: list[Shard | None], compute: Compute, progress: Progress, title: str
+) -> None:
+    """Make what is missing."""
+    missing = [place * _SHARD for place, part in enumerate(found) if part is None]
+    with progress.task(title, sum(min(_SHARD, number - begin) for begin in missing)) as advance:
+        for begin in missing:
+            indices = np.arange(begin, min(begin + _SHARD, number))
+            part = compute(indices)
+            _write(folder / f"{begin:08d}.npz", part, progress)
+            found[begin // _SHARD] = part
+            advance(len(indices))
+
+
+def _together(number: int, parts: list[Shard]) -> Rows:
     shapes = [values.shape[1:] for values, _, _ in parts if len(values)]
     kind = next((values.dtype for values, _, _ in parts if len(values)), np.dtype(np.float32))
     together, readable = np.zeros((number, *(shapes[0] if shapes else ())), kind), np.zeros(number, bool)
@@ -116,7 +145,7 @@ def _together(number: int, parts: list[tuple[Array, Array, list[str]]]) -> Rows:
     return Rows(together, readable, [problem for *_, problems in parts for problem in problems])
 
 
-def _read(path: Path, number: int, progress: Progress) -> tuple[Array, Array, list[str]] | None:
+def _read(path: Path, number: int, progress: Progress) -> Shard | None:
     try:
         with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
             values, kept, problems = file["values"], file["kept"], json.loads(str(file["problems"]))
@@ -131,7 +160,7 @@ def _read(path: Path, number: int, progress: Progress) -> tuple[Array, Array, li
     return values, kept, list(problems)
 
 
-def _write(path: Path, part: tuple[Array, Array, list[str]], progress: Progress) -> None:
+def _write(path: Path, part: Shard, progress: Progress) -> None:
     values, kept, problems = part
     content = io.BytesIO()
     np.savez(content, values=values, kept=kept, problems=np.array(json.dumps(problems)))

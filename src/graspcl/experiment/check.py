@@ -50,8 +50,12 @@ def _check_numbers(config: Config) -> None:
         raise GraspError(f"stream.imbalance is for long_tailed streams, and this one is {stream.kind}")
     if stream.blurry and stream.kind != "class_incremental":
         raise GraspError(f"stream.blurry is for class_incremental streams, and this one is {stream.kind}")
+    if config.learner.parameters.get("regularised") is True and config.network.name != "transformer":
+        raise GraspError("--learner.regularised swaps the halves of texts: it needs --network transformer")
     if config.base.method in ("supervised", "swav") and not stream.base_classes:
         raise GraspError(f"base.method {config.base.method} needs classes to train on: --stream.base_classes N")
+    if config.base.method in ("supervised", "swav") and config.network.name in texts.NETWORKS:
+        raise GraspError(f"--base.method {config.base.method} trains on images; for texts it is none, or weights")
     wrong = {
         "seed": config.seed < 0,
         "stream.base_classes": stream.base_classes < 0,
@@ -72,6 +76,7 @@ def _check_numbers(config: Config) -> None:
         "stop.every": stop.every < 1,
         "stop.share": not 0 < stop.share < 1,
         "measure.drift": config.measure.drift < 0,
+        "measure.distances": config.measure.distances < 0,
         "base.passes": config.base.passes < 0,
         "data.pixels": config.data.pixels < 1,
     }

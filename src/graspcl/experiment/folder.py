@@ -8,6 +8,7 @@ predictions.npz    test labels, and predictions after base initialisation and af
 plans/             per session: what was stored, and which of it each mini-batch showed
 drift.npz          representation drift after every update, where it was measured
 checkpoints/       the state to go on from; after the last session the state that the run ended in
+progress.json      there while a process is at work: which one, and how far it is
 summary.json       written last: a folder without it is an unfinished run
 """
 
@@ -17,6 +18,7 @@ import contextlib
 import io
 import json
 import platform
+import re
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
@@ -32,6 +34,8 @@ from graspcl.files import write_whole
 
 Array = np.ndarray[Any, Any]
 
+# What a run may have left that was killed before it wrote its settings.
+_BEFORE = re.compile(r"\.lock|base|failure\.txt|progress\.json|(progress\.json|config\.toml)\.\d+\.part")
 _CHECKPOINTS = 2  # kept: if the last one is damaged, the one before it serves
 
 
@@ -57,7 +61,7 @@ class RunFolder:
         return found
 
     def clear(self) -> None:
-        """Forget an earlier run in this folder."""
+        """Forget an earlier run in this folder; progress.json is of the one that is at work now."""
         with _disk_errors(self.path):
             for name in ("summary.json", "metrics.jsonl", "predictions.npz", "drift.npz", "failure.txt"):
                 (self.path / name).unlink(missing_ok=True)
@@ -133,7 +137,7 @@ def held(folder: Path, config: Config) -> bool:
     """Whether the folder has a run of these settings; one of others, or other files, are never overwritten."""
     file = folder / "config.toml"
     if not file.exists():
-        if folder.is_dir() and any(path.name not in (".lock", "base", "failure.txt") for path in folder.iterdir()):
+        if folder.is_dir() and not all(_BEFORE.fullmatch(path.name) for path in folder.iterdir()):
             raise GraspError(f"{folder} has files that are not of a run; choose another folder")
         return False
     found, own = identity(read_toml(file)), identity(as_plain(config))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from graspcl.errors import GraspError, nearest, require
+from graspcl.experiment.cache import alone
 from graspcl.files import write_whole
 
 Tell = Callable[[str], None]
@@ -41,11 +42,32 @@ def make_loggers(names: str | None, tell: Tell = lambda text: None) -> Logger:
         ...
     graspcl.errors.GraspError: there is no logger 'tensorbord'; did you mean 'tensorboard'?
     """
-    wanted = [name.strip() for name in (names or "").split(",") if name.strip()]
+    wanted = _listed(names)
     for name in wanted:
         if name not in LOGGERS:
             raise GraspError(f"there is no logger {name!r}; {nearest(name, LOGGERS)}")
-    return Together({name: LOGGERS[name]() for name in dict.fromkeys(wanted)}, tell)
+    return Together({name: LOGGERS[name]() for name in wanted}, tell)
+
+
+def catch_up(names: str | None, config: dict[str, Any], folder: Path, summary: dict[str, Any], tell: Tell) -> None:
+    """Tell the end of a finished run to those that heard of its sessions alone, since the run was killed just then."""
+    heard = {name: remembered(folder, name) for name in _listed(names)}
+    waiting = [name for name, notes in heard.items() if notes and not notes.get("ended")]
+    if not waiting:
+        return
+    try:
+        with alone(folder):
+            logger = make_loggers(",".join(waiting), tell)
+            logger.begin(config, folder)
+            for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+                logger.session(json.loads(line))
+            logger.end(summary)
+    except (GraspError, OSError, ValueError) as error:  # the run itself is finished
+        tell(f"{', '.join(waiting)} could not be told of the end: {error}")
+
+
+def _listed(names: str | None) -> list[str]:
+    return [*dict.fromkeys(name.strip() for name in (names or "").split(",") if name.strip())]
 
 
 class Together:
@@ -77,8 +99,14 @@ class Together:
         self._each(say)
 
     def end(self, summary: dict[str, Any]) -> None:
-        """As for one."""
-        self._each(lambda name, logger: logger.end(summary))
+        """As for one, unless it was told of the end before."""
+
+        def say(name: str, logger: Logger) -> None:
+            if not remembered(self._folder, name).get("ended"):
+                logger.end(summary)
+                remember(self._folder, name, ended=True)
+
+        self._each(say)
 
     def _each(self, say: Callable[[str, Logger], None]) -> None:
         for name, logger in list(self.loggers.items()):

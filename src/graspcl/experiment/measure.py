@@ -58,20 +58,22 @@ def arrivals(stream: Stream, samples: Samples[Any], test: Array) -> Array:
 
 
 def stored_distances(learner: Learner, number: int, rng: np.random.Generator) -> Array:
-    """How far stored samples are from their class's prototype now, float32 [stored]; NaN for those not measured.
+    """How far stored samples are from their prototype now, float32 [stored]; NaN for those not measured.
 
-    Classes are measured whole, in random order, as long as `number` samples suffice; the first is measured anyway.
+    Classes, or what else the learner has prototypes of, are measured whole, in random order, as long as `number`
+    samples suffice; the first is measured anyway.
     """
     buffer = learner.buffer
     distances = np.full(len(buffer), np.nan, np.float32)
-    order = rng.permutation(len(buffer.classes)) if number else np.empty(0, np.int64)
-    order = order[buffer.sizes[order] > 0]
-    fit = max(1, int(np.searchsorted(np.cumsum(buffer.sizes[order]), number, side="right")))
-    slots = np.flatnonzero(np.isin(buffer.labels, buffer.classes[order[:fit]]))
+    groups = buffer.labels if learner.groups_by is None else buffer[learner.groups_by]
+    names, sizes = np.unique(groups, return_counts=True)
+    order = rng.permutation(len(names)) if number else np.empty(0, np.int64)
+    fit = max(1, int(np.searchsorted(np.cumsum(sizes[order]), number, side="right")))
+    slots = np.flatnonzero(np.isin(groups, names[order[:fit]]))
     if len(slots):
         z = learner.outputs(buffer["codes"][slots], "embedding").double().numpy(force=True)
         if np.isfinite(z).all() and z.any(1).all():  # else there is no distance; whether that matters others say
-            distances[slots] = prototype_distances(z, buffer.labels[slots])
+            distances[slots] = prototype_distances(z, groups[slots])
     return distances
 
 

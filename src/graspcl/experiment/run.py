@@ -17,7 +17,8 @@ from graspcl.experiment.check import check
 from graspcl.experiment.config import Config, as_plain
 from graspcl.experiment.energy import Meter
 from graspcl.experiment.folder import RunFolder, environment, held
-from graspcl.experiment.loggers import make_loggers
+from graspcl.experiment.live import Live, one_line, planned
+from graspcl.experiment.loggers import catch_up, make_loggers
 from graspcl.experiment.measure import DriftMeter, TestSet, arrivals, stored_distances
 from graspcl.experiment.progress import Progress, Silent
 from graspcl.experiment.start import Ready, new_learner, ready, start_state
@@ -46,17 +47,21 @@ def run(config: Config, folder: Path, progress: Progress | None = None, base: Pa
     progress = progress or Silent()
     if held(folder, config) and RunFolder(folder).finished:
         progress.note(f"{folder} holds this run already, finished")
-        return RunFolder(folder).summary()
+        summary = RunFolder(folder).summary()
+        catch_up(config.log, as_plain(config), folder, summary, progress.note)
+        return summary
     start, place = ready(config, progress), RunFolder(folder)
-    with alone(folder):
-        return Run(config, start, place, progress, base or folder / "base").finish()
+    with alone(folder), Live(folder) as live:
+        return Run(config, start, place, progress, base or folder / "base", live).finish()
 
 
 class Run:
     """A run under way, as far as its last checkpoint tells."""
 
-    def __init__(self, config: Config, start: Ready, folder: RunFolder, progress: Progress, base: Path) -> None:
-        self.config, self.start, self.folder, self.progress = config, start, folder, progress
+    def __init__(
+        self, config: Config, start: Ready, folder: RunFolder, progress: Progress, base: Path, live: Live
+    ) -> None:
+        self.config, self.start, self.folder, self.progress, self.live = config, start, folder, progress, live
         self.stream = start.stream(config)
         self.learner = new_learner(config, start)
         samples = start.samples
@@ -84,16 +89,17 @@ class Run:
     def finish(self) -> dict[str, Any]:
         """Go to the end of the stream; returns the summary."""
         title = f"{self.config.name}: {self.config.label}, seed {self.config.seed}"
-        with self.progress.task(title, len(self.stream.sessions)) as advance:
-            advance(len(self.records))
+        plan = planned(self.config.budget, self.stream, self.fits)
+        with self.progress.task(title, sum(plan)) as advance:
+            self.live.follow(plan, advance)
             if self._interrupted is not None:
                 self._session(self.stream_session, self._interrupted)
-                advance(1)
+            self.live.passed(len(self.records))
             for chunk in self.stream.resume():
                 self._observe(chunk.indices)
+                self.live.beat()
                 if chunk.ends_session:
                     self._session(chunk.session)
-                    advance(1)
         return self._conclude()
 
     @property
@@ -140,6 +146,7 @@ class Run:
                         "distances": distances, "patience": [patience.best, patience.since],
                     }
                 )  # fmt: skip
+                self.live.step(number, rehearsal)
             log = rehearsal.finish()
         except Diverged as error:
             self.progress.note(f"session {number} was given up: {error}")
@@ -173,18 +180,14 @@ class Run:
                 record |= {"drift_auc": summary.auc, "drift_mean": summary.mean}
         record = {name: _or_none(value) for name, value in record.items()}
         self._meter.joules()  # counters begin anew at their end: they are asked now and then
-        self._tell(record)
+        if log is not None:
+            self.progress.note(one_line(record, len(self.stream.sessions)))
         self.records.append(record)
         self.folder.append_metrics(record)
         self.logger.session(record)
         self._write_results()
         self._save_now_and_then(None)
-
-    def _tell(self, record: dict[str, Any]) -> None:
-        if "failed" not in record:
-            spent = f"{record['updates']} updates in {record['training_seconds'] + record['selection_seconds']:.1f} s"
-            accuracy = "no test samples yet" if record["accuracy"] is None else f"accuracy {record['accuracy']:.2f} %"
-            self.progress.note(f"session {record['session']} of {len(self.stream.sessions)}: {accuracy}, {spent}")
+        self.live.passed(number)
 
     def _write_results(self) -> None:
         tests = {"labels": self.tests.labels, "arrived": self.tests.arrived}
@@ -220,6 +223,7 @@ class Run:
         keep = self.config.checkpoint.keep == "state"
         if keep:
             self._save(None)
+        self.live.close()  # before: a finished run has no such file, wherever it is killed
         self.folder.write_json("summary", summary)
         self.logger.end(summary)
         self.folder.drop_checkpoints(all_but=int(keep))  # not before: until then the run goes on from one of them

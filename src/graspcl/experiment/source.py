@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from graspcl.data import Groceries, Listings, Samples, Subset, open_images
-from graspcl.errors import GraspError
+from graspcl.data.hub import HUB, hub_name
+from graspcl.errors import GraspError, require
 from graspcl.experiment import texts
 from graspcl.experiment.config import Config, DataConfig
 from graspcl.experiment.texts import as_inputs
@@ -24,24 +25,49 @@ SOURCES: dict[str, Callable[[DataConfig], Samples[Any]]] = {
     "listings": lambda data: Listings(),
 }
 """Data by name, that come by pip."""
+_KINDS = {"groceries": "images", "listings": "texts"}  # of the data by name; others may be either
 
 
 def check_data(config: Config) -> None:
-    """Refuse a path that is not there, before anything is read."""
-    path = config.data.path
+    """Refuse data that are not there, or that the other settings do not fit, before anything is read."""
+    data, path = config.data, config.data.path
+    kind = "texts" if config.network.name in texts.NETWORKS else "images"
+    names = f"by name there are {', '.join(name for name in SOURCES if _KINDS.get(name, kind) == kind)}"
+    if kind == "texts":
+        names += f", and {HUB}NAME for a data set of the Hugging Face hub"
     if not path:
-        what = "texts: --data PATH, a table with a text and a label column, or a folder of such tables"
-        if config.network.name not in texts.NETWORKS:
-            what = "images: --data PATH, a folder with train/CLASS/… and val/CLASS/… or such zip files"
-        raise GraspError(f"{config.name} needs its {what} (or by name: {', '.join(SOURCES)})")
-    if path not in SOURCES and not Path(path).exists():
-        raise GraspError(f"--data {path}: there is no such folder or file; by name there are {', '.join(SOURCES)}")
-    for name, value in (("val_mapping", config.data.val_mapping), ("test_split", config.data.test_split)):
+        what = {
+            "texts": "a table with a text and a label column, or a folder of such tables",
+            "images": "a folder with train/CLASS/… and val/CLASS/… or such zip files",
+        }
+        raise GraspError(f"{config.name} needs its {kind}: --data PATH, {what[kind]} ({names})")
+    if path.startswith(HUB):
+        _check_hub(data, kind)
+    elif path not in SOURCES and not Path(path).exists():
+        raise GraspError(f"--data {path}: there is no such folder or file; {names}")
+    if data.tasks is not None and (path in SOURCES or kind == "images"):
+        raise GraspError(
+            f"--data.tasks {data.tasks}: these are names of data sets in a folder, and {path} has none: "
+            "--data.tasks none, and tasks are groups of classes"
+        )
+    for name, value in (("val_mapping", data.val_mapping), ("test_split", data.test_split)):
         if path in SOURCES and value is not None:
             raise GraspError(f"--data.{name} is for folders of images, and {path} are none")
     for name, file in (("base.weights", config.base.weights), ("stream.file", config.stream.file)):
         if file is not None and not Path(file).is_file():
             raise GraspError(f"--{name} {file}: there is no such file")
+
+
+def _check_hub(data: DataConfig, kind: str) -> None:
+    if kind == "images":
+        raise GraspError(f"--data {data.path}: from the hub come texts, and the network sees images")
+    if data.tasks is not None and data.path != HUB:
+        raise GraspError(
+            f"--data {data.path} is one data set: --data.tasks none, or --data {HUB} to have those of --data.tasks"
+        )
+    if data.tasks is None:
+        hub_name(data.path)
+    require("datasets", "hub")
 
 
 def open_data(config: Config) -> tuple[Samples[Any], Array]:

@@ -13,7 +13,7 @@ import torch
 
 from graspcl.buffer import Buffer, Codes, rules
 from graspcl.codec import Codec, Encoded, Identity
-from graspcl.data import Samples
+from graspcl.data import Samples, Subset
 from graspcl.errors import GraspError
 from graspcl.experiment import texts
 from graspcl.experiment.backbone import (
@@ -46,6 +46,7 @@ from graspcl.stream import Stream
 
 Array = np.ndarray[Any, Any]
 
+_TOLD = 20  # problems of the data that are told at once; all of them are in a file
 _CHUNK = 16_384  # base samples that a learner meets at once
 
 
@@ -89,7 +90,7 @@ def ready(config: Config, progress: Progress) -> Ready:
     plain = as_plain(config)
     shared = ("seed", "data", "stream", "network", "codec", "rehearsal", "execution")
     base = {name: plain["base"].get(name) for name in ("method", "weights", "epochs", "batch_size", "lr")}
-    files = [_stamp(path) for path in (config.base.weights, config.stream.file)]
+    files = [_stamp(path) for path in (config.base.weights, config.stream.file, config.data.path)]
     key = digest([{name: plain.get(name) for name in shared}, base, files])
     if key not in _kept:
         found = _make_ready(config, progress)
@@ -98,9 +99,12 @@ def ready(config: Config, progress: Progress) -> Ready:
     return _kept[key]
 
 
-def _stamp(path: str | None) -> list[int]:
-    """Changes when a file is written anew."""
-    return [] if path is None else [Path(path).stat().st_size, Path(path).stat().st_mtime_ns]
+def _stamp(path: str | None) -> list[tuple[str, int, int]]:
+    """Changes when a file is written anew, or in a folder one of its files, or when one comes or goes a level below."""
+    if path is None or not (root := Path(path)).exists():  # data may be a name
+        return []
+    found = ((str(place), place.stat()) for place in (root, *sorted(root.glob("*")), *sorted(root.glob("*/*"))))
+    return [(name, state.st_size, state.st_mtime_ns) for name, state in found]
 
 
 def forget() -> None:
@@ -110,13 +114,17 @@ def forget() -> None:
 
 def _make_ready(config: Config, progress: Progress) -> Ready:
     samples, order = open_data(config)
+    for problem in samples.problems[:_TOLD]:
+        progress.note(problem)
+    if (more := len(samples.problems) - _TOLD) > 0:
+        progress.note(f"and {more:,} more of such problems, all listed in problems.json")
     untested = sorted(set(np.unique(samples.labels)) - set(np.unique(samples.labels[samples.test])))
     if untested:
-        names = ", ".join(samples.classes[label] for label in untested[:5])
+        names = ", ".join(repr(samples.classes[label]) for label in untested[:5])
         few = f"{names} and {len(untested) - 5} more" if len(untested) > 5 else names
         samples.problems = [*samples.problems, f"{samples.name}: no test samples, so not in any accuracy: {few}"]
-    for problem in samples.problems:
-        progress.note(problem)
+        progress.note(samples.problems[-1])
+    progress.note(_learned_from(samples, config))
     stream = arrange(config, samples, order)
     try_out(build_network(config), samples)
     trains = config.base.method in ("supervised", "swav")
@@ -142,6 +150,20 @@ def _make_ready(config: Config, progress: Progress) -> Ready:
     codec, rows = encode_samples(config, samples, backbone, fit_on, progress)
     problems = [*samples.problems, *(problem for problem in rows.problems if problem)]
     return Ready(samples, order, backbone, codec, torch.from_numpy(rows.values), rows.readable, problems)
+
+
+def _learned_from(samples: Samples[Any], config: Config) -> str:
+    """How much of the data is used, in a line."""
+    whole = samples.samples if isinstance(samples, Subset) else samples
+
+    def share(part: int, of: int) -> str:
+        return f"{part:,}" if part == of else f"{part:,} of {of:,}"
+
+    parts = ("classes", "train", "test")
+    classes, train, test = (share(len(getattr(samples, part)), len(getattr(whole, part))) for part in parts)
+    said = f"{samples.name}: {classes} classes, {train} training and {test} test"
+    cut = config.network.parameters.get("max_tokens", 256) if config.network.name == "transformer" else None
+    return f"{said} samples" if cut is None else f"{said} texts, of which the first {cut} tokens are read"
 
 
 def try_out(network: SplitNetwork, samples: Samples[Any]) -> None:

@@ -17,7 +17,7 @@ NETWORKS = ("transformer", "vector")
 
 
 def open_texts(config: Config) -> Samples[list[str]]:
-    """The texts at the path of a run's settings: one table, or several as tasks."""
+    """The texts at the path of a run's settings, a file, a folder or hf:NAME: one table, or several as tasks."""
     data = config.data
     if data.tasks is None:
         return TextTable(data.path, data.text, data.label)
@@ -34,7 +34,7 @@ def as_inputs(samples: Samples[Any], config: Config) -> Samples[Any]:
     texts, reads_texts = isinstance(samples, Listings | TextTable | TextTasks), config.network.name in NETWORKS
     if texts and config.network.name == "transformer":
         options = config.network.parameters
-        return TokenIds(samples, Tokenizer(options.get("model"), int(options.get("max_tokens", 256))))
+        return TokenIds(samples, Tokenizer(options.get("model"), options.get("max_tokens", 256)))
     if texts and not reads_texts:
         raise GraspError(f"the network {config.network.name!r} sees images, but {samples.name} are texts")
     return TextVectors(samples) if texts else samples

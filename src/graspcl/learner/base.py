@@ -113,6 +113,8 @@ class Learner:
         if self._ragged:
             return self.buffer.encode(inputs)
         if not isinstance(inputs, torch.Tensor):
+            if len(inputs) and isinstance(inputs[0], str):
+                raise GraspError("texts are encoded first: graspcl.model.Tokenizer(max_tokens=…).encode(texts)")
             inputs = checks.finite_tensor(inputs)
         self._refuse_unit_range(inputs)
         return self.buffer.encode(self.network.encode(inputs.to(self.device)))

@@ -16,6 +16,7 @@ from graspcl.errors import GraspError, expect, nearest
 from graspcl.learner.base import Learner, learners
 from graspcl.learner.rehearsal import Batch
 from graspcl.model import LinearHead, build
+from graspcl.padding import unpadded
 from graspcl.policy import Costs
 
 _WIDTH = 128  # of the general and of the specific space
@@ -36,8 +37,10 @@ class Idbr(Learner):
     ½ MSE(specific), times 5 in batches with old samples, 0.5 in others, and 0 in the first task. The task of a sample
     is a column of the buffer (`columns`). Unlike the reference: which samples share a batch is the policy's choice;
     sequences are cut at their middle, not at random, and without a separator of their own; latents are swapped where
-    the frozen part made latents; all layers have the learning rate and schedule of the given optimiser. Swapped copies
-    and the features before the session are booked as forward passes, beside the budget.
+    the frozen part made latents; all layers have the learning rate and schedule of the given optimiser (the reference
+    warms up for 1,000 steps); with `balance` "task" prototypes are means of what is stored of a task, measured anew
+    before each session, not of all its samples once; ε is the policy's. Swapped copies and the features before the
+    session are booked beside the budget.
 
     >>> from graspcl.buffer import Buffer
     >>> from graspcl.model import vector_network
@@ -70,7 +73,7 @@ class Idbr(Learner):
         self.store_ratio, self.regularised = store_ratio, regularised
         self.tasks = 0  # that have ended
         self._old = torch.empty(0)  # during a session, features of each stored sample before it [N, 2 · 128]
-        self._passes = 0  # through the network beside the budget, booked when the session ends
+        self._looks, self._copies = 0, 0  # forward passes beside the budget, and swapped copies, booked at the end
         self._tells_tasks = regularised or balance == "task"
         if self._tells_tasks and "task" not in self.buffer.columns:
             raise GraspError("this IDBR tells tasks apart: make the buffer with Idbr.columns(…) as columns")
@@ -93,13 +96,13 @@ class Idbr(Learner):
             return
         self._spaces.task.grow(self.tasks + 1)
         if self.tasks:
-            self._old, self._passes = self.outputs(self.buffer["codes"], "features"), len(self.buffer)
+            self._old, self._looks = self.outputs(self.buffer["codes"], "features"), len(self.buffer)
 
     def loss(self, batch: Batch) -> Tensor:
         if not self.regularised:
             return super().loss(batch)
         copies = self.network(swap_halves(batch.inputs))
-        self._passes += len(batch.rows)
+        self._copies += len(batch.rows)
         general, specific = torch.cat([batch.outputs.features, copies.features]).chunk(2, dim=1)
         rows, logits = batch.rows.repeat(2), torch.cat([batch.outputs.logits, copies.logits])
         swapped = torch.arange(len(rows), device=self.device) >= len(batch.rows)
@@ -115,8 +118,9 @@ class Idbr(Learner):
         return loss + (_REPLAY if replay else _OTHERWISE) * F.mse_loss(batch.outputs.features, old)
 
     def end_session(self, costs: Costs) -> None:
-        costs.training_forward += self._passes
-        self._old, self._passes = torch.empty(0), 0
+        costs.training_forward += self._looks + self._copies
+        costs.training_backward += self._copies
+        self._old, self._looks, self._copies = torch.empty(0), 0, 0
         new = np.flatnonzero(self.buffer.births >= self.since)
         stay = math.ceil(round(self.store_ratio * len(new), 6))  # 0.07 · 100 is 7
         self.buffer.remove(self.rng.permutation(new)[stay:])
@@ -128,7 +132,8 @@ class Idbr(Learner):
         return self.network.neck[-1]  # type: ignore[index]
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "tasks": self.tasks, "old": self._old.clone(), "passes": self._passes}
+        passes = [self._looks, self._copies]
+        return {**super().state_dict(), "tasks": self.tasks, "old": self._old.clone(), "passes": passes}
 
     @property
     def state_keys(self) -> set[str]:
@@ -136,7 +141,7 @@ class Idbr(Learner):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self.tasks, self._passes = int(state["tasks"]), int(state["passes"])
+        self.tasks, (self._looks, self._copies) = int(state["tasks"]), map(int, state["passes"])
         self._old = torch.as_tensor(state["old"]).to(self.device).clone()
 
 
@@ -149,9 +154,8 @@ def swap_halves(inputs: Tensor) -> Tensor:
     [[9, 3, 4, 1, 2, 0, 0], [9, 3, 4, 5, 1, 2, 8]]
     """
     x = inputs[:, None] if inputs.ndim == 2 else inputs.flatten(2)
-    repeated = (x == x[..., -1:]).all(1).flip(1).cumprod(1)
     place = torch.arange(x.shape[2], device=x.device)
-    tokens = (x.shape[2] - repeated.sum(1, keepdim=True) - 1).clamp_min(1)  # beside the first
+    tokens = (unpadded(x)[:, None] - 1).clamp_min(1)  # beside the first
     source = 1 + (place - 1 + tokens // 2) % tokens
     source = torch.where((place > 0) & (place <= tokens), source, place).clamp_max(x.shape[2] - 1)
     return x.gather(2, source[:, None].expand_as(x)).reshape(inputs.shape)

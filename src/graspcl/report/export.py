@@ -33,6 +33,8 @@ from graspcl.report.html.tables import (
 
 Format = Literal["png", "svg", "csv", "md", "tex"]
 
+_ONE_PAGE = 40  # rows of a LaTeX table; longer ones go on over pages
+
 
 def export(of: Report, folder: Path, form: Format) -> list[Path]:
     """Write the figures (png, svg) or tables (csv, md, tex) of a report into a folder; returns the files.
@@ -135,22 +137,27 @@ def slug(text: str) -> str:
 
 
 def as_csv(table: Table) -> str:
-    """For a program: plain numbers, and the deviation over seeds in a column of its own where there is one."""
-    spread = [any(not math.isnan(row[place].spread) for row in table.rows) for place in range(len(table.columns))]
+    """For a program: plain numbers, and the deviation over seeds or an interval in columns of their own."""
     file = io.StringIO()
     write = csv.writer(file, lineterminator="\n")
-    head: list[str] = []
-    for column, spreads in zip(table.columns, spread, strict=True):
+    columns = []
+    for place, column in enumerate(table.columns):
         name = f"{column.under}: {column.heading}" if column.under else column.heading
-        head += [name, f"{name} std"] if spreads else [name]
-    write.writerow(head)
-    for row in table.rows:
-        line: list[str] = []
-        for cell, column, spreads in zip(row, table.columns, spread, strict=True):
-            line.append(_number(cell.value) if column.numeric and not isinstance(cell.value, str) else cell.text)
-            line += [_number(cell.spread)] if spreads else []
-        write.writerow(line)
+        cells = [row[place] for row in table.rows]
+        columns.append([name, *(_bare(cell, column.numeric) for cell in cells)])
+        if any(not math.isnan(cell.spread) for cell in cells):
+            columns.append([f"{name} std", *(_number(cell.spread) for cell in cells)])
+        if any(cell.interval for cell in cells):
+            for end, said in enumerate(("low", "high")):
+                columns.append(
+                    [f"{name} {said}", *(_number(cell.interval[end]) if cell.interval else "" for cell in cells)]
+                )
+    write.writerows(zip(*columns, strict=True))
     return file.getvalue()
+
+
+def _bare(cell: Cell, numeric: bool) -> str:
+    return _number(cell.value) if numeric and not isinstance(cell.value, str) else cell.text
 
 
 def _number(value: float) -> str:
@@ -177,7 +184,8 @@ def _plain(text: str) -> str:
 
 _TEX_HEADINGS = {
     "μ_N": r"$\mu_{N} \uparrow$", "μ_O": r"$\mu_{O} \uparrow$", "μ_A": r"$\mu_{A} \uparrow$", "α": r"$\alpha \uparrow$",
-    "α_H": r"$\alpha_{H} \uparrow$", "α_T": r"$\alpha_{T} \uparrow$", "β": r"$\beta \downarrow$",
+    "α_H": r"$\alpha_{H} \uparrow$", "α_T": r"$\alpha_{T} \uparrow$",
+    "α tasks": r"$\alpha_{\mathrm{tasks}} \uparrow$", "β": r"$\beta \downarrow$",
     "φ": r"$\phi \downarrow$", "T": r"$T \downarrow$", "Δα": r"$\Delta\alpha$", "p": "$p$",
 }  # fmt: skip
 _TEX = {
@@ -198,18 +206,24 @@ def as_latex(table: Table) -> str:
     unders = [column.under for column in table.columns]
     edges = ["|" if place and unders[place] != unders[place - 1] else "" for place in range(len(unders))]
     form = "".join(f"{edge}{'c' if column.numeric else 'l'}" for edge, column in zip(edges, table.columns, strict=True))
-    lines = [
-        r"\begin{table}[t]",
-        rf"  \caption{{\textbf{{{_tex(table.title)}.}} {_tex(table.about)}}}",
-        r"  \centering",
-    ]
-    lines += [rf"  \begin{{tabular}}{{{form}}}", r"    \hline", *_tex_under(unders)]
     heads = (_TEX_HEADINGS.get(column.heading, _tex(column.heading)) for column in table.columns)
-    lines += [rf"    {' & '.join(heads)} \\", r"    \hline"]
+    head = [r"    \hline", *_tex_under(unders), rf"    {' & '.join(heads)} \\", r"    \hline"]
+    caption = rf"\caption{{\textbf{{{_tex(table.title)}.}} {_tex(table.about)}}}"
+    rows = []
     for row in table.rows:
         cells = (_tex_cell(cell, column.numeric) for cell, column in zip(row, table.columns, strict=True))
-        lines.append(rf"    {' & '.join(cells)} \\")
-    return "\n".join([*lines, r"    \hline", r"  \end{tabular}", r"\end{table}", ""])
+        rows.append(rf"    {' & '.join(cells)} \\")
+    if len(rows) > _ONE_PAGE:
+        begin = [
+            r"% \usepackage{longtable}",
+            rf"\begin{{longtable}}{{{form}}}",
+            rf"  {caption} \\",
+            *head,
+            r"    \endhead",
+        ]
+        return "\n".join([*begin, *rows, r"    \hline", r"\end{longtable}", ""])
+    begin = [r"\begin{table}[t]", rf"  {caption}", r"  \centering", rf"  \begin{{tabular}}{{{form}}}", *head]
+    return "\n".join([*begin, *rows, r"    \hline", r"  \end{tabular}", r"\end{table}", ""])
 
 
 def _tex_under(unders: list[str]) -> list[str]:

@@ -129,7 +129,7 @@ def run_table(path: Path) -> Table:
     title = f"{record.config.get('name', path.name)}: {record.learner} + {record.policy}"
     table = Table(title=escape(title), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     columns = (
-        ("session", "session", "d"), ("accuracy_before_rehearsal", "awake\n%", ".2f"), ("accuracy", "asleep\n%", ".2f"),
+        ("session", "session", "d"), ("accuracy_before_rehearsal", "before\n%", ".2f"), ("accuracy", "after\n%", ".2f"),
         ("top5", "top-5\n%", ".2f"), ("updates", "updates", ",d"), ("training_seconds", "train\ns", ".1f"),
         ("selection_seconds", "select\ns", ".2f"), ("stored", "stored", ",d"), ("loss", "loss", ".3f"),
     )  # fmt: skip
@@ -139,7 +139,8 @@ def run_table(path: Path) -> Table:
         table.add_row(*[_cell(row.get(key), form) for key, _, form in columns])
     summary = record.summary
     if summary:
-        parts = [f"α {_cell(summary.get('alpha'), '.2f')}", f"μ_A {_cell(summary.get('mu_all'), '.2f')}"]
+        parts = ["% right before and after rehearsal", f"α {_cell(summary.get('alpha'), '.2f')}"]
+        parts += [f"μ_A {_cell(summary.get('mu_all'), '.2f')}"]
         parts += [f"μ_N {_cell(summary.get('mu_new'), '.2f')}", f"μ_O {_cell(summary.get('mu_old'), '.2f')}"]
         for key, text in (("failed_sessions", "sessions given up"), ("unreadable_samples", "samples unreadable")):
             if summary.get(key):

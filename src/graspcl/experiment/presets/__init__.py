@@ -1,7 +1,7 @@
 """Presets: the paper's experiments, and two streams that come by pip, as settings to begin from.
 
 Each is a TOML file beside this module: `settings`, and what other scales (`small`, `smoke`), veridical rehearsal and
-unbounded memory change in them.
+unbounded memory change in them; below a scale `without_data` is for those who have no data of their own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Scale = Literal["full", "small", "smoke"]
 Rehearsal = Literal["latent", "veridical"]
 Memory = Literal["bounded", "unbounded"]
 
-_VARIANTS = ("latent", "veridical", "unbounded")
+_VARIANTS = ("latent", "veridical", "unbounded", "without_data")
 
 
 def names() -> list[str]:
@@ -38,9 +38,11 @@ def about(name: str) -> dict[str, str]:
 
 
 def preset(
-    name: str, scale: Scale = "full", rehearsal: Rehearsal | None = None, memory: Memory = "bounded", **changes: Any
-) -> Config:
-    """The settings of a preset; `changes` are whole fields of `Config`. By default `rehearsal` is the preset's own.
+    name: str, scale: Scale = "full", rehearsal: Rehearsal | None = None, memory: Memory = "bounded",
+    own_data: str | None = None, **changes: Any,
+) -> Config:  # fmt: skip
+    """The settings of a preset; `changes` are whole fields of `Config`. By default `rehearsal` is the preset's own, and
+    `own_data`, a path or a name, stands in for those of a scale's, if it has some.
 
     >>> from graspcl.experiment.config import Part
     >>> config = preset("imagenet-300", policy=Part("uniform"))
@@ -56,6 +58,7 @@ def preset(
             raise GraspError(f"{what} cannot be {given!r}; {nearest(given, get_args(kind))}")
     plain = {key: value for key, value in scaled.items() if key not in _VARIANTS}
     layers = [found["settings"], found.get(rehearsal, {}), plain, scaled.get(rehearsal, {})]
+    layers += [scaled.get("without_data", {}) if own_data is None else {"data": {"path": own_data}}]
     if memory == "unbounded":  # last: a scale has a capacity of its own
         layers += [found.get("unbounded", {}), scaled.get("unbounded", {})]
     settings = functools.reduce(merge, layers)

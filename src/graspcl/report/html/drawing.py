@@ -1,9 +1,7 @@
-"""What all figures share: their form, colours that everyone can tell apart, and text that plotly takes as text."""
+"""What all figures share: their form, colours that everyone can tell apart, and means over seeds."""
 
 from __future__ import annotations
 
-import html
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,12 +10,15 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from graspcl.report.html.grouping import Condition, Experiment, Group, Method
+from graspcl.report.html.labels import counted, text
+from graspcl.report.html.labels import cut as cut
 
 Trace = dict[str, Any]
 
 # Okabe and Ito's colours without black and yellow, which vanish on dark or light ground; grey stands in for black.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#808080")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
+PATTERNS = ("", "/", "x", "-", ".", "\\", "+", "|")  # of bars, one for each time that colours have been used up
 MARKERS = ("circle", "square", "diamond", "triangle-up", "x", "star", "triangle-down", "cross")
 
 
@@ -42,37 +43,6 @@ class Figure:
     layout: dict[str, Any] = field(default_factory=dict)
     missing: str = ""
     choice: str = "condition"
-
-
-def text(value: object, most: int = 46) -> str:
-    """Text for plotly, which would take a part of HTML as such; what is long is cut in the middle.
-
-    >>> text("<b>bold</b>")
-    '&lt;b&gt;bold&lt;/b&gt;'
-    """
-    return html.escape(cut(value, most), quote=False)
-
-
-def cut(value: object, most: int = 60) -> str:
-    """One line of at most so many characters.
-
-    >>> cut("a" * 300, 9)
-    'aaaaaa…aa'
-    """
-    line = re.sub(r"[\s\x00-\x1f\x7f]+", " ", str(value)).strip()
-    return line if len(line) <= most else f"{line[: most - most // 4 - 1]}…{line[-(most // 4) :]}"
-
-
-def wrapped(value: object) -> str:
-    """Text for the ticks of an axis: short lines, a policy's parameters on one of their own.
-
-    >>> wrapped("uniform_balanced(replace=False)")
-    'uniform_balanced<br>(replace=False)'
-    """
-    lines: list[str] = []
-    for part in re.split(r"(?=\()| · | \+ ", cut(value, 44)):
-        lines += [part[begin : begin + 22] for begin in range(0, len(part), 22)]
-    return "<br>".join(html.escape(line, quote=False) for line in lines)
 
 
 def tall(labels: Iterable[str]) -> dict[str, Any]:
@@ -107,10 +77,10 @@ def style(experiment: Experiment, method: Method) -> Trace:
 def bar_style(experiment: Experiment, method: Method) -> Trace:
     """The same for bars."""
     place = experiment.methods.index(method)
-    return {
-        "type": "bar", "name": text(method.label), "legendgroup": str(place),
-        "marker": {"color": COLOURS[place % len(COLOURS)]},
-    }  # fmt: skip
+    marker: Trace = {"color": COLOURS[place % len(COLOURS)]}
+    if shape := PATTERNS[place // len(COLOURS) % len(PATTERNS)]:
+        marker["pattern"] = {"shape": shape, "size": 6, "solidity": 0.5}
+    return {"type": "bar", "name": text(method.label), "legendgroup": str(place), "marker": marker}
 
 
 def banded(experiment: Experiment, method: Method) -> bool:
@@ -119,20 +89,22 @@ def banded(experiment: Experiment, method: Method) -> bool:
 
 
 def band(look: Trace, x: Sequence[Any], mean: ArrayLike, spread: ArrayLike, drawn: bool = True) -> list[Trace]:
-    """A line of means, and around it what lies within the standard deviation over seeds."""
+    """A line of means, and around it what lies within the standard deviation over seeds, where there is one."""
     middle, half = np.asarray(mean, np.float64), np.asarray(spread, np.float64)
-    there = ~np.isnan(middle)
-    places = [at for at, known in zip(x, there, strict=True) if known]
+    there = np.flatnonzero(~np.isnan(middle))
     line = {
-        "type": "scatter", "mode": "lines+markers", "x": places,
+        "type": "scatter", "mode": "lines+markers", "x": [x[int(at)] for at in there],
         "y": rounded(middle[there]), "hovertemplate": "%{y:.2f}", **look,
     }  # fmt: skip
-    if np.isnan(half[there]).any() or not there.any():
+    known = there[~np.isnan(half[there])]
+    if not len(known):
         return [line]
-    line |= {"customdata": rounded(half[there]), "hovertemplate": "%{y:.2f} ± %{customdata:.2f}"}
+    said = ["" if np.isnan(value) else f" ± {value:.2f}" for value in half[there]]
+    line |= {"customdata": said, "hovertemplate": "%{y:.2f}%{customdata}"}
     if not drawn:
         return [line]
-    low, high = (middle - half)[there], (middle + half)[there]
+    low, high = (middle - half)[known], (middle + half)[known]
+    places = [x[int(at)] for at in known]
     red, green, blue = (int(look["line"]["color"][at : at + 2], 16) for at in (1, 3, 5))
     return [
         {
@@ -145,17 +117,22 @@ def band(look: Trace, x: Sequence[Any], mean: ArrayLike, spread: ArrayLike, draw
 
 
 def over_seeds(curves: Iterable[Sequence[float] | np.ndarray[Any, Any]]) -> tuple[Any, Any]:
-    """Mean and standard deviation of curves, point by point, over those that are as long.
+    """Mean and standard deviation of curves, point by point, over those that come so far and have a number there; NaN
+    where there is none, and no deviation where there is one.
 
-    >>> over_seeds([[1.0, 2.0], [3.0, 4.0]])[0]
-    array([2., 3.])
+    >>> mean, std = over_seeds([[1.0, 2.0, 7.0], [3.0, 4.0]])
+    >>> mean.tolist(), std.round(2).tolist()
+    ([2.0, 3.0, 7.0], [1.41, 1.41, nan])
     """
     rows = [np.asarray(curve, np.float64) for curve in curves]
-    length = max((len(row) for row in rows), default=0)
-    table = np.stack([row for row in rows if len(row) == length]) if length else np.empty((1, 0))
-    if len(table) < 2:
-        return table[0], np.full(length, np.nan)
-    return table.mean(0), table.std(0, ddof=1)
+    table = np.full((len(rows), max((len(row) for row in rows), default=0)), np.nan)
+    for own, row in zip(table, rows, strict=True):
+        own[: len(row)] = row
+    there = ~np.isnan(table)
+    count = there.sum(0)
+    mean = np.where(there, table, 0).sum(0) / np.where(count, count, np.nan)
+    square = np.where(there, (table - mean) ** 2, 0).sum(0)
+    return mean, np.sqrt(square / np.where(count > 1, count - 1, np.nan))
 
 
 def thinned(curve: ArrayLike, most: int = 120) -> tuple[list[int], Any]:
@@ -167,6 +144,12 @@ def thinned(curve: ArrayLike, most: int = 120) -> tuple[list[int], Any]:
     values = np.asarray(curve)
     places = np.unique(np.linspace(0, len(values) - 1, min(most, len(values))).round().astype(int))
     return places.tolist(), values[places]
+
+
+def why(experiment: Experiment, file: str, otherwise: str) -> str:
+    """Why a figure has no data: runs whose file of them cannot be read, or else what was to be expected."""
+    count = sum(any(problem.startswith(f"{file} cannot") for problem in run.problems) for run in experiment.runs)
+    return f"{counted(count, 'run has', 'runs have')} files that cannot be read; see Runs." if count else otherwise
 
 
 def by_condition(experiment: Experiment, draw: Callable[[Condition, list[Group]], View | None]) -> list[View]:

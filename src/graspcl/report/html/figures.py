@@ -20,10 +20,10 @@ from graspcl.report.html.drawing import (
     rounded,
     style,
     tall,
-    text,
-    wrapped,
+    why,
 )
 from graspcl.report.html.grouping import Condition, Experiment, Group
+from graspcl.report.html.labels import LABEL, cut, text, wrapped
 from graspcl.report.html.rehearsed import coverage, distance, drift, seen, shown
 from graspcl.report.html.spending import memory, times, updates
 from graspcl.report.html.tables import figure
@@ -62,14 +62,14 @@ def learning(experiment: Experiment, which: Literal["all", "old", "new"]) -> Fig
         "old": "On classes from before the session: what was kept.",
         "new": "On the classes that the session brought: what was learned.",
     }[which]
-    about = f"{what} Mean over seeds; the band is one standard deviation."
+    about = f"{what} Mean over the seeds that came so far; the band is one standard deviation."
     return Figure(
         f"learning-{which}", f"Accuracy on {which} classes", about, by_condition(experiment, draw),
         {
             "xaxis": {"title": {"text": "after session"}, "dtick": None if _long(experiment) else 1},
             "yaxis": {"title": {"text": "accuracy (%)"}}, "hovermode": "x unified",
         },
-        f"No run has predictions on {which} classes yet.",
+        why(experiment, "predictions.npz", f"No run has predictions on {which} classes yet."),
     )  # fmt: skip
 
 
@@ -111,7 +111,7 @@ def matrix(experiment: Experiment) -> Figure:
                 size = len(run.matrix)
                 names = ["base", *map(str, range(1, size))]
                 rows = [rounded(row[: at + 1], 1) for at, row in enumerate(run.matrix)]
-                label = f"{group.method.label}, seed {run.seed}"
+                label = f"{cut(group.method.label, LABEL)}, seed {run.seed}"
                 where = experiment.named(condition)
                 trace: Trace = {
                     "type": "heatmap", "z": rows, "x": names, "y": ["start", *names[1:]], "zmin": 0, "zmax": 100,
@@ -131,7 +131,7 @@ def matrix(experiment: Experiment) -> Figure:
             "xaxis": {**axis, "title": {"text": "classes of session"}},
             "yaxis": {**axis, "title": {"text": "after session"}, "autorange": "reversed"}, "meta": {"height": 400},
         },
-        "No run has predictions.",
+        why(experiment, "predictions.npz", "No run has predictions."),
         choice="run",
     )  # fmt: skip
 
@@ -169,7 +169,7 @@ def classes(experiment: Experiment) -> Figure:
             "xaxis": {"title": {"text": "accuracy (%)"}, "range": [-3, 103]},
             "yaxis": {"type": "category", "tickmode": "linear", "dtick": 1}, "hovermode": "y unified",
         },
-        "No run has predictions.",
+        why(experiment, "predictions.npz", "No run has predictions."),
     )  # fmt: skip
 
 

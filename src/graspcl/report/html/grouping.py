@@ -1,22 +1,16 @@
-"""Runs put together: by what was learned from, by method, by budget and buffer; seeds are what is averaged over."""
+"""What is compared: methods under budgets and buffers; seeds are what is averaged over."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 
 from graspcl.metric import mcnemar, paired_interval, saved_updates
-from graspcl.report.html.reading import Run, dig, number
-
-# Settings that are the axes of a report, or do not tell methods apart.
-_BESIDE = {"name", "seed", "rehearsal", "budget.times", "budget.updates", "budget.passes", "buffer.capacity"}
-_GROUPS_BESIDE = ("policy.", "learner.", "data.", "stream.", "checkpoint.", "measure.")
+from graspcl.report.html.reading import Run, dig
 
 
 @dataclass(frozen=True)
@@ -35,6 +29,15 @@ class Condition:
 
     budget: str
     buffer: str
+
+    @property
+    def updates(self) -> str:
+        """The budget, as one says it.
+
+        >>> Condition("0.5x", "all").updates, Condition("5 updates", "all").updates
+        ('0.5x updates', '5 updates')
+        """
+        return f"{self.budget} updates" if self.budget.endswith("x") else self.budget
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,20 @@ class Group:
     def by_seed(self) -> dict[int, Run]:
         """Its runs."""
         return {run.seed: run for run in self.runs}
+
+
+@dataclass(frozen=True)
+class Against:
+    """A group beside the baseline: the mean of α minus the baseline's over so many `seeds`, its 95 % interval (NaN for
+    one seed), and the median p of McNemar's test on the final predictions of each of the seeds that could be `tested`.
+    """
+
+    mean: float
+    low: float
+    high: float
+    seeds: int
+    p: float
+    tested: int
 
 
 @dataclass(frozen=True)
@@ -121,7 +138,7 @@ class Experiment:
 
     def named(self, condition: Condition) -> str:
         """A condition by what of it differs."""
-        said = {"budget": f"{condition.budget} updates", "buffer": f"buffer {condition.buffer}"}
+        said = {"budget": condition.updates, "buffer": f"buffer {condition.buffer}"}
         return ", ".join(text for axis, text in said.items() if self.several(axis)) or "all"
 
     def reference(self, group: Group) -> Group | None:
@@ -135,33 +152,20 @@ class Experiment:
         found = (m for m in self.methods if (m.learner, m.policy, m.others) == wanted)
         return next((m for m in found if m != method), None)
 
-    def p(self, group: Group) -> float:
-        """McNemar's p of the final predictions against the baseline's, pooled over the seeds that both have."""
-        other = self.reference(group)
-        if other is None:
-            return float("nan")
-        own, theirs = group.by_seed(), other.by_seed()
-        a, b = [], []
-        for seed in sorted(own.keys() & theirs.keys()):
-            one, two = own[seed], theirs[seed]
-            if one.right is None or two.right is None or not np.array_equal(one.labels, two.labels):  # type: ignore[arg-type]
-                continue
-            a.append(one.right)
-            b.append(two.right)
-        return mcnemar(np.concatenate(a), np.concatenate(b)).p if a else float("nan")
-
-    def difference(self, group: Group) -> tuple[float, float, float] | None:
-        """α minus the baseline's over the seeds that both have, and its 95 % interval (NaN for one seed)."""
+    def against(self, group: Group) -> Against | None:
+        """What a group has over the baseline at the seeds that both have; None without any."""
         other = self.reference(group)
         if other is None:
             return None
         own, theirs = group.by_seed(), other.by_seed()
-        both = sorted(own.keys() & theirs.keys())
-        pairs = [(own[seed].value("alpha"), theirs[seed].value("alpha")) for seed in both]
-        if not pairs or np.isnan(pairs).any():
+        pairs = [(own[seed], theirs[seed]) for seed in sorted(own.keys() & theirs.keys())]
+        alpha = np.array([[run.value("alpha") for run in pair] for pair in pairs])
+        if not pairs or np.isnan(alpha).any():
             return None
-        found = paired_interval([a for a, _ in pairs], [b for _, b in pairs])
-        return found.mean, found.low, found.high
+        found = paired_interval(alpha[:, 0], alpha[:, 1])
+        # Seeds have test samples in common, so that samples of several seeds together would not be independent.
+        p = [mcnemar(a.right, b.right).p for a, b in pairs if _same_test(a, b)]  # type: ignore[arg-type]
+        return Against(found.mean, found.low, found.high, len(pairs), float(np.median(p)) if p else np.nan, len(p))
 
     def curve(self, method: Method, buffer: str) -> dict[float, float]:
         """Final accuracy by updates, with one buffer."""
@@ -180,15 +184,6 @@ class Experiment:
         if len(own) < 2 or len(theirs) < 2:
             return None
         return saved_updates([*own], [*own.values()], [*theirs], [*theirs.values()])
-
-
-def experiments(runs: Iterable[Run], baseline: str = "uniform_balanced") -> list[Experiment]:
-    """Runs that can be compared with one another; what has no settings to go by is in none of them."""
-    found: dict[str, list[Run]] = {}
-    for run in runs:
-        if run.record.config and run.record.state != "damaged":
-            found.setdefault(_what(run.record.config), []).append(run)
-    return [_experiment(own, baseline) for own in found.values()]
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -212,60 +207,8 @@ def differing(settings: Sequence[Mapping[str, str]]) -> list[str]:
     return [name for name in names if len({values.get(name) for values in settings}) > 1]
 
 
-def _what(config: Mapping[str, Any]) -> str:
-    """What a run learns from; the folder that data lie in may be another on another machine."""
-    data = config.get("data")
-    if isinstance(data, Mapping):
-        data = {**data, "path": PurePath(str(data.get("path", ""))).name}
-    return json.dumps([data, config.get("stream"), config.get("rehearsal")], sort_keys=True, default=str)
-
-
-def _experiment(runs: Sequence[Run], baseline: str) -> Experiment:
-    settings = [flat(run.record.config) for run in runs]
-    others = [
-        name for name in differing(settings)
-        if name not in _BESIDE and not name.startswith(_GROUPS_BESIDE)
-    ]  # fmt: skip
-    learners = {run.record.learner for run in runs}
-    budget = _budgets(runs)
-    places: dict[tuple[Method, Condition], dict[int, Run]] = {}
-    repeats = 0
-    for run, own in zip(runs, settings, strict=True):
-        beside = ", ".join(f"{name}={own.get(name, 'none')}" for name in others)
-        method = Method(run.record.learner, run.record.policy, beside)
-        shown = [f"{method.learner} + {method.policy}" if len(learners) > 1 else method.policy, beside]
-        method = replace(method, label=" · ".join(filter(None, shown)))
-        seeds = places.setdefault((method, Condition(budget(run), _buffer(run))), {})
-        repeats += run.seed in seeds and seeds[run.seed].finished == run.finished
-        if run.seed not in seeds or (run.finished and not seeds[run.seed].finished):
-            seeds[run.seed] = run
-    groups = []
-    for (method, condition), by_seed in places.items():
-        done = tuple(run for run in by_seed.values() if run.finished)
-        groups.append(Group(method, condition, done or tuple(by_seed.values())))
-    names = list(dict.fromkeys(str(run.record.config.get("name", run.record.path.name)) for run in runs))
-    title = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    return Experiment(title, tuple(runs), tuple(groups), repeats, baseline)
-
-
-def _budgets(runs: Sequence[Run]) -> Callable[[Run], str]:
-    """How budgets are named: 0.5x where only the factor differs."""
-
-    def whole(run: Run) -> str:
-        updates, passes = (dig(run.record.config, "budget", name) for name in ("updates", "passes"))
-        return f" of {updates}" if updates is not None else f" of {1.0 if passes is None else passes} passes"
-
-    alike = len({whole(run) for run in runs}) < 2
-
-    def named(run: Run) -> str:
-        times = number(dig(run.record.config, "budget", "times"))
-        return f"{1.0 if np.isnan(times) else times:g}x{'' if alike else whole(run)}"
-
-    return named
-
-
-def _buffer(run: Run) -> str:
-    capacity = dig(run.record.config, "buffer", "capacity")
-    if capacity is None:
-        return "unbounded"
-    return f"{capacity:,} samples" if isinstance(capacity, int) else str(capacity)
+def _same_test(a: Run, b: Run) -> bool:
+    """Whether two runs predicted the same samples at their end."""
+    if a.right is None or b.right is None or a.labels is None or b.labels is None:
+        return False
+    return np.array_equal(a.labels, b.labels)

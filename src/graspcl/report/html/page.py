@@ -14,15 +14,17 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from graspcl.errors import require
-from graspcl.report.html.drawing import by_runs, cut
+from graspcl.errors import GraspError, nearest, require
+from graspcl.report.html.drawing import by_runs
 from graspcl.report.html.figures import figures
-from graspcl.report.html.grouping import Experiment, experiments
+from graspcl.report.html.grouping import Experiment
+from graspcl.report.html.labels import counted, cut
 from graspcl.report.html.paper import beside
 from graspcl.report.html.parts import PICKED, card, folded, left_out, picked_card, safe, table_card, tiles
-from graspcl.report.html.picked import Picked, picked
+from graspcl.report.html.picked import Open, Picked, picked
 from graspcl.report.html.reading import Run, read_runs
 from graspcl.report.html.tables import Table, costs, environment, runs_table, settings, summary
+from graspcl.report.html.together import experiments
 
 # What stands together on the page: name, heading, figures.
 SECTIONS = (
@@ -31,6 +33,7 @@ SECTIONS = (
     ("rehearsed", "What was rehearsed", ("distance", "shown", "coverage", "seen", "drift")),
     ("details", "Sessions and classes", ("matrix", "classes")),
 )
+BASELINE = "uniform_balanced"
 _OPENED = 6  # experiments whose data are opened to show samples of them
 
 
@@ -38,18 +41,23 @@ _OPENED = 6  # experiments whose data are opened to show samples of them
 class Report:
     """Runs, the policy that others are compared with, and the table of the paper to stand beside, if any.
 
-    With `samples` the page shows some that GRASP picked; for these the data of runs are opened.
+    Where `samples` opens those of a run, the page shows some that GRASP picked.
     """
 
     runs: list[Run]
-    baseline: str = "uniform_balanced"
+    baseline: str = BASELINE
     paper: str | None = None
-    samples: bool = False
+    samples: Open | None = None
 
     @cached_property
     def experiments(self) -> list[Experiment]:
         """Runs that can be compared."""
         return experiments(self.runs, self.baseline)
+
+    @property
+    def troubled(self) -> int:
+        """How many runs are not damaged, but have files that cannot be read, or failed."""
+        return sum(bool(run.problems) and run.state not in ("damaged", "empty") for run in self.runs)
 
     @cached_property
     def beside(self) -> Table | None:
@@ -59,19 +67,27 @@ class Report:
     @cached_property
     def picked(self) -> list[Picked]:
         """What GRASP picked first and last in each experiment."""
-        some = [picked(experiment) for experiment in self.experiments[:_OPENED]]
+        assert self.samples is not None
+        some = [picked(experiment, self.samples) for experiment in self.experiments[:_OPENED]]
         rest = Picked(missing=f"Samples are shown of the first {_OPENED} experiments alone.")
         return some + [rest] * (len(self.experiments) - len(some))
 
 
 def gather(
-    paths: Iterable[Path], baseline: str = "uniform_balanced", paper: str | None = None, samples: bool = True
+    paths: Iterable[Path], baseline: str | None = None, paper: str | None = None, samples: Open | None = None
 ) -> Report:
     """The report of all runs in and below folders; `paper` is table-2 … table-11.
 
-    Its page shows `samples` where the data of a run are where they were.
+    Policies are compared with the `baseline`, by default uniform_balanced; one that is named must be there. The page
+    shows `samples` where the data of a run are where they were.
     """
-    return Report(read_runs(paths), baseline, paper, samples)
+    runs = read_runs(paths)
+    policies = {run.record.policy for run in runs if run.record.config}
+    if baseline is not None and policies and baseline not in policies:
+        raise GraspError(
+            f"no run has the policy {baseline!r} to compare with (--baseline); {nearest(baseline, policies)}"
+        )
+    return Report(runs, baseline or BASELINE, paper, samples)
 
 
 def render(of: Report, progress: str = "", refresh: float | None = None) -> str:
@@ -107,7 +123,7 @@ def content(of: Report, progress: str = "") -> dict[str, Any]:
     drawn: dict[str, Any] = {}
     body = [progress, _head(of)]
     for place, experiment in enumerate(of.experiments):
-        body.append(_article(experiment, place, drawn, of.picked[place] if of.samples else None))
+        body.append(_article(experiment, place, drawn, of.picked[place] if of.samples is not None else None))
     body.append(_around(of))
     return {"body": "\n".join(filter(None, body)), "figures": drawn}
 
@@ -145,6 +161,8 @@ def _head(of: Report) -> str:
     for run in of.runs:
         states[run.state] = states.get(run.state, 0) + 1
     said = " · ".join(f"{count} {state}" for state, count in states.items())
+    if of.troubled:
+        said += f' · <a href="#runs">{of.troubled} with problems</a>'
     titles = [experiment.title for experiment in of.experiments]
     heading = titles[0] if len(titles) == 1 else f"{len(titles)} experiments" if titles else "No run to show"
     choose = ""
@@ -153,7 +171,7 @@ def _head(of: Report) -> str:
         choose = f'<label>Experiment <select id="experiment">{options}</select></label>'
     return (
         f'<div class="head" data-part="head"><div><h1>{safe(cut(heading, 120))}</h1>'
-        f"<p>{len(of.runs)} {'run' if len(of.runs) == 1 else 'runs'}: {said}</p></div>{choose}</div>"
+        f"<p>{counted(len(of.runs), 'run', 'runs')}: {said}</p></div>{choose}</div>"
         "<noscript><p>Figures need JavaScript; tables do not.</p></noscript>"
     )
 
@@ -165,7 +183,7 @@ def _article(experiment: Experiment, place: int, drawn: dict[str, Any], samples:
     anchors = [("summary", "Summary"), *((key, heading) for key, heading, _ in SECTIONS), ("costs", "Costs")]
     anchors += [("settings", "Settings")]
     links = "".join(f'<a href="#{name}-{key}">{heading}</a>' for key, heading in anchors)
-    navigation = f'<nav class="sections">{links}<a href="#runs">Runs</a></nav>'
+    navigation = f'<nav class="sections" aria-label="Sections">{links}<a href="#runs">Runs</a></nav>'
     parts = [f'<div class="bar">{navigation}{_conditions(experiment)}</div>']
     parts.append(_part(f"{name}-summary", "Summary", tiles(experiment, name) + table_card(summary(experiment), name)))
     for key, heading, names in SECTIONS:

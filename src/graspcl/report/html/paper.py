@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -14,7 +15,7 @@ import numpy as np
 from graspcl.errors import GraspError, nearest
 from graspcl.report.html.grouping import Condition, Experiment, Group
 from graspcl.report.html.reading import dig, number
-from graspcl.report.html.tables import Cell, Column, Table, figure, words
+from graspcl.report.html.tables import Cell, Column, Table, enough, figure, words
 
 _MEASURES = {"mu_new": "μ_N", "mu_old": "μ_O", "mu_all": "μ_A", "alpha": "α"}
 _ABOUT = "μ_N, μ_O and μ_A: accuracy (%) on new, old and all classes, mean over sessions; α: final accuracy (%)."
@@ -54,7 +55,7 @@ def beside(experiments: Sequence[Experiment], which: str) -> Table:
             groups = [g for g in experiment.at(condition) if _fits(g, row, column)] if experiment and condition else []
             cells.append(_ours(max(groups, key=lambda g: len(g.runs)), column, digits) if groups else figure(math.nan))
             if groups and condition:
-                used.add(f"{_name(groups[0])} ({condition.budget} updates, buffer {condition.buffer})")
+                used.add(f"{_name(groups[0])} ({condition.updates}, buffer {condition.buffer})")
     about = f"{table['title']}. Ours: {'; '.join(sorted(used)) or 'no run fits'}."
     return Table(which, f"Beside the paper's Table {which.removeprefix('table-')}", columns, rows, about)
 
@@ -77,7 +78,8 @@ def _place(
                 if group.finished and _fits(group, other, column)
             }
             if fitting:
-                named = any(_name(group).startswith(table["preset"]) for group in fitting.values())
+                preset = column.get("preset", table["preset"])
+                named = any(_is(group, preset) for group in fitting.values())
                 seeds = sum(len(group.runs) for group in fitting.values())
                 found.append((named, len(fitting), seeds, experiment, condition))
     if not found:
@@ -93,7 +95,7 @@ def _fits(group: Group, row: Mapping[str, Any], column: Mapping[str, Any]) -> bo
         return False
     times = number(dig(config, "budget", "times"))
     checks: dict[str, Callable[[Any], bool]] = {
-        "preset": lambda wanted: _name(group).startswith(wanted),
+        "preset": lambda wanted: _is(group, wanted),
         "memory": lambda wanted: wanted == ("bounded" if group.bounded else "unbounded"),
         "rehearsal": lambda wanted: wanted == config.get("rehearsal", "latent"),
         "times": lambda wanted: math.isclose(1.0 if math.isnan(times) else times, wanted),
@@ -107,10 +109,16 @@ def _name(group: Group) -> str:
     return str(group.runs[0].record.config.get("name", ""))
 
 
+def _is(group: Group, preset: str) -> bool:
+    """Whether a group's runs are of a preset, at any scale, rehearsal and memory; imagenet-1k-iid is another."""
+    return re.fullmatch(rf"{re.escape(preset)}(-(small|smoke|latent|veridical|unbounded))*", _name(group)) is not None
+
+
 def _ours(group: Group, column: Mapping[str, Any], digits: int) -> Cell:
     if column["measure"] == "hours":
         seconds = [run.value("training_seconds") + run.value("selection_seconds") for run in group.runs]
-        return figure(float(np.mean(seconds)) / 3600, digits)
+        hours = float(np.mean(seconds)) / 3600
+        return figure(hours, enough(hours, digits))
     if "session" not in column:
         return figure(group.mean(column["measure"]), digits, group.std(column["measure"]))
     lines = [line for run in group.runs for line in run.record.sessions if line.get("session") == column["session"]]
@@ -129,8 +137,8 @@ def in_form(experiment: Experiment) -> list[Table]:
     One table per budget; where there are several bounded buffers each has columns of its own.
     """
     tables = []
-    budgets = list(dict.fromkeys(condition.budget for condition in experiment.conditions))
-    for budget in budgets:
+    budgets = {condition.budget: condition.updates for condition in experiment.conditions}
+    for budget, updates in budgets.items():
         groups = [g for g in experiment.groups if g.condition.budget == budget and g.finished]
         buffers = sorted({(g.bounded, g.condition.buffer) for g in groups})
         if not groups:
@@ -161,7 +169,7 @@ def in_form(experiment: Experiment) -> list[Table]:
             rows.append(cells)
         seeds = max(len(group.runs) for group in groups)
         over = f"{seeds} runs" if seeds > 1 else "one run"
-        spent = f", {budget} updates" if len(budgets) > 1 else ""
+        spent = f", {updates}" if len(budgets) > 1 else ""
         name = "paper-form" if len(budgets) < 2 else f"paper-form-{budget}"
         tables.append(Table(name, f"{experiment.title}{spent} ({over})", columns, rows, _ABOUT))
     return tables

@@ -8,10 +8,11 @@ import re
 from dataclasses import asdict
 from typing import Any
 
-from graspcl.report.html.drawing import Figure, by_runs, cut
-from graspcl.report.html.grouping import Experiment
+from graspcl.report.html.drawing import Figure, by_runs
+from graspcl.report.html.grouping import Against, Experiment
+from graspcl.report.html.labels import LABEL, counted, cut
 from graspcl.report.html.picked import PIXELS, Pick, Picked, Picks
-from graspcl.report.html.tables import Cell, Table
+from graspcl.report.html.tables import Cell, Table, said
 
 PICKED = "What GRASP picked first and last"
 
@@ -24,15 +25,14 @@ def tiles(experiment: Experiment, name: str) -> str:
         where = "" if experiment.named(condition) == "all" else f" ({experiment.named(condition)})"
         if done:
             best = max(done, key=lambda group: group.mean("alpha"))
-            found.append(("Best final accuracy", f"{best.mean('alpha'):.2f} %", f"{best.method.label}{where}"))
+            label = f"{cut(best.method.label, LABEL)}{where}"
+            found.append(("Best final accuracy", f"{best.mean('alpha'):.2f} %", label))
         for group in (group for group in done if group.method.policy == "grasp"):
-            if (difference := experiment.difference(group)) is not None:
-                p = experiment.p(group)
-                said = "" if math.isnan(p) else " · p < 0.001" if p < 0.001 else f" · p = {p:.3f}"
-                against = f"{group.method.label} against {experiment.baseline}{where}{said}"
-                found.append(("Difference in α", f"{difference[0]:+.2f}", against))
+            if (against := experiment.against(group)) is not None:
+                whose = f"{cut(group.method.label, LABEL)} against {cut(experiment.baseline, LABEL)}{where}"
+                found.append(("Difference in α", f"{against.mean:+.2f}", f"{whose}{_sure(against)}"))
     saved = [
-        (share, method.label, buffer)
+        (share, cut(method.label, LABEL), buffer)
         for buffer in dict.fromkeys(condition.buffer for condition in experiment.conditions)
         for method in experiment.methods
         if (share := experiment.saved(method, buffer)) is not None and share > 0
@@ -40,14 +40,26 @@ def tiles(experiment: Experiment, name: str) -> str:
     if saved:
         share, label, buffer = max(saved)
         where = f" (buffer {buffer})" if experiment.several("buffer") else ""
-        found.append(
-            ("Updates saved", f"{100 * share:.0f} %", f"{label} at the accuracy of {experiment.baseline}{where}")
-        )
+        about = f"{label} at the accuracy of {cut(experiment.baseline, LABEL)}{where}"
+        found.append(("Updates saved", f"{100 * share:.0f} %", about))
     inner = "".join(
-        f'<div class="tile"><p>{title}</p><strong>{safe(value)}</strong><p>{safe(cut(about, 90))}</p></div>'
+        f'<div class="tile"><p>{title}</p><strong>{safe(value)}</strong><p>{safe(cut(about, 220))}</p></div>'
         for title, value, about in found[:4]
     )
     return f'<div class="tiles" data-part="{name}-tiles">{inner}</div>'
+
+
+def _sure(against: Against) -> str:
+    """How sure a difference is: its interval over seeds, and p."""
+    found = []
+    if not math.isnan(against.low):
+        over = counted(against.seeds, "seed", "seeds")
+        found.append(f"95 % interval [{against.low:+.2f}, {against.high:+.2f}] over {over}")
+    if not math.isnan(against.p):
+        of = "" if against.tested == against.seeds else f" over {counted(against.tested, 'seed', 'seeds')}"
+        sign = "" if against.p < 0.001 else "= "
+        found.append(f"{'median ' if against.tested > 1 else ''}p {sign}{said(against.p)}{of}")
+    return "".join(f" · {text}" for text in found)
 
 
 def card(figure: Figure, name: str, drawn: dict[str, Any]) -> str:
@@ -58,9 +70,10 @@ def card(figure: Figure, name: str, drawn: dict[str, Any]) -> str:
         options = "".join(f"<option>{safe(cut(view.label, 90))}</option>" for view in figure.views)
         choose = f'<label>{figure.choice} <select aria-label="{figure.choice}">{options}</select></label>'
     return (
-        f'<figure class="card" id="{place}" data-part="{place}"><header><div><h3>{figure.title}</h3>'
-        f'<p class="about">{safe(figure.about)}</p></div>{choose or tag}</header>'
-        '<div class="chart"></div><p class="note"></p></figure>'
+        f'<figure class="card" id="{place}" data-part="{place}" aria-labelledby="{place}-title"><header><div>'
+        f'<h3 id="{place}-title">{figure.title}</h3><p class="about">{safe(figure.about)}</p></div>{choose or tag}'
+        f'</header><div class="chart" role="img" aria-label="{safe(figure.title)}. {safe(figure.about)}"></div>'
+        '<p class="note"></p></figure>'
     )
 
 
@@ -116,7 +129,18 @@ def table_card(table: Table, name: str) -> str:
     about = f'<p class="about">{safe(table.about)}</p>' if table.about else ""
     title = "" if table.name in ("summary", "costs") else f"<h3>{safe(table.title)}</h3>"  # the section's says it
     inner = _grid(table) if table.rows else '<p class="missing">There is nothing to show.</p>'
-    return f'<div class="card" data-part="{name}-{table.name}"><header><div>{title}{about}</div></header>{inner}</div>'
+    card = f'<div class="card" data-part="{name}-{table.name}"><header><div>{title}{about}</div></header>{inner}</div>'
+    return card + (_meanings(table, name) if table.rows and table.name in ("summary", "costs") else "")
+
+
+def _meanings(table: Table, name: str) -> str:
+    """What the headings of a table tell to a pointer, told to all."""
+    pairs = ((safe(column.heading), safe(column.meaning)) for column in table.columns if column.meaning)
+    inner = "".join(f"<dt>{heading}</dt><dd>{meaning}</dd>" for heading, meaning in pairs)
+    return (
+        f'<details class="meanings" data-part="{name}-{table.name}-meanings"><summary>What the columns mean</summary>'
+        f"<dl>{inner}</dl></details>"
+    )
 
 
 def _grid(table: Table) -> str:
@@ -129,8 +153,9 @@ def _grid(table: Table) -> str:
     for row in table.rows:
         cells = (_cell(cell, column.numeric) for cell, column in zip(row, table.columns, strict=True))
         body.append(f"<tr>{''.join(cells)}</tr>")
+    head = f"<thead>{_under(table)}<tr>{''.join(heads)}</tr></thead>"
     return (
-        f'<div class="scroll"><table><thead>{_under(table)}<tr>{"".join(heads)}</tr></thead>'
+        f'<div class="scroll" tabindex="0"><table aria-label="{safe(table.title)}">{head}'
         f"<tbody>{''.join(body)}</tbody></table></div>"
     )
 
@@ -149,10 +174,9 @@ def _under(table: Table) -> str:
 
 
 def _cell(cell: Cell, numeric: bool) -> str:
-    mean, plus, spread = cell.text.partition(" ± ")
+    mean, *behind = re.split(r" (?=[±\[(])", cell.text, maxsplit=1)
     inner = f"<b>{safe(mean)}</b>" if cell.bold else safe(mean)
-    if numeric and plus:
-        inner += f" <small>± {safe(spread)}</small>"
+    inner += "".join(f" <small>{safe(spread)}</small>" for spread in behind)
     if not numeric:
         inner = re.sub(r"([_/])", r"\1<wbr>", safe(cell.text)).replace("(", "<wbr>(")
         state = f' class="state-{cell.text}"' if cell.text in ("finished", "damaged", "empty") else ""

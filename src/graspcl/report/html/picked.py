@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
-import base64
-import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from graspcl.errors import GraspError, require
-from graspcl.report.html.drawing import by_runs, cut
+from graspcl.report.html.drawing import by_runs, why
 from graspcl.report.html.grouping import Experiment
+from graspcl.report.html.labels import cut
 from graspcl.report.html.reading import Run
-
-if TYPE_CHECKING:
-    from graspcl.data import Samples
 
 Array = np.ndarray[Any, Any]
 
 CLASSES = 4
 IMAGES, TEXTS = 6, 3  # of a class, at either end
-PIXELS = 72  # of a thumbnail, at most
-_LETTERS = 120
+PIXELS = 72  # of a thumbnail
+
+
+class Shown(Protocol):
+    """The samples of a run, as someone opens them who knows how: their classes, and whether they are images."""
+
+    @property
+    def classes(self) -> list[str]:
+        """Names."""
+
+    @property
+    def images(self) -> bool:
+        """Or texts."""
+
+    def show(self, rows: Array) -> tuple[dict[int, str], list[str]]:
+        """By row an image as a data: address, or a text; and what is wrong with those that cannot be read."""
+
+
+Open = Callable[[Path], Shown]
 
 
 @dataclass(frozen=True)
@@ -56,14 +68,14 @@ class Picked:
     missing: str = ""
 
 
-def picked(experiment: Experiment) -> Picked:
-    """First and last picks of one finished run with GRASP, whose data are opened for it; never fails."""
+def picked(experiment: Experiment, open_shown: Open) -> Picked:
+    """First and last picks of one finished run with GRASP, whose samples are opened for it; never fails."""
     found = _run(experiment)
     if found is None:
-        return Picked(missing="No finished run with GRASP has plans of its sessions.")
+        return Picked(missing=why(experiment, "plans", "No finished run with GRASP has plans of its sessions."))
     run, where = found
     try:
-        return _picked(run, where)
+        return _picked(run, where, open_shown(run.record.path))
     except Exception as error:  # data that were moved or damaged make their readers raise errors of many kinds
         return Picked(missing=f"Its samples are not at hand: {cut(error, 300).rstrip('.') or type(error).__name__}.")
 
@@ -94,19 +106,6 @@ def ends(number: int, each: int) -> tuple[Array, Array]:
     return places[: min(each, (number + 1) // 2)], places[number - min(each, number // 2) :]
 
 
-def thumbnail(image: Array) -> str:
-    """An RGB image, uint8 [H, W, 3], as a data: address of a JPEG of at most `PIXELS` pixels a side.
-
-    >>> thumbnail(np.zeros((100, 100, 3), np.uint8))[:23]
-    'data:image/jpeg;base64,'
-    """
-    small = require("PIL.Image", "images").fromarray(image)
-    small.thumbnail((PIXELS, PIXELS))
-    file = io.BytesIO()
-    small.save(file, "JPEG", quality=75, optimize=True)
-    return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
-
-
 def _run(experiment: Experiment) -> tuple[Run, str] | None:
     """The run to show, and what it was allowed to spend: that of the lowest seed where figures begin."""
     for condition in by_runs(experiment):
@@ -118,17 +117,15 @@ def _run(experiment: Experiment) -> tuple[Run, str] | None:
     return None
 
 
-def _picked(run: Run, where: str) -> Picked:
+def _picked(run: Run, where: str, samples: Shown) -> Picked:
     assert run.rehearsed is not None
     session, total = run.rehearsed.session, run.sessions[1]
     with open(run.record.path / "plans" / f"session-{session}.npz", "rb") as file, np.load(file) as plan:
         labels, ids, picks = plan["labels"], plan["ids"], plan["picks"]
-    samples = _opened(run)
-    texts = _texts(samples)
     orders = by_first_showing(labels, picks)
-    chosen = {label: ends(len(slots), TEXTS if texts else IMAGES) for label, slots in orders.items()}
+    chosen = {label: ends(len(slots), IMAGES if samples.images else TEXTS) for label, slots in orders.items()}
     rows = np.concatenate([ids[orders[label][places]] for label in chosen for places in chosen[label]])
-    contents, problems = _read_texts(samples, texts, rows) if texts else _read_images(samples, rows)
+    contents, problems = samples.show(rows)
     classes = []
     for label, slots in orders.items():
         first, last = (_those(places, ids[slots], contents) for places in chosen[label])
@@ -137,64 +134,14 @@ def _picked(run: Run, where: str) -> Picked:
         f"In session {session}{f' of {total}' if total else ''} of the run with seed {run.seed}{where}: the samples "
         "that GRASP showed first, and those whose turn came last; each stands where it was shown for the first time. "
         "The classes are those with most stored samples; "
-        + ("texts are cut short." if texts else "images are cut as the network sees them.")
+        + ("images are cut as the network sees them." if samples.images else "texts are cut short.")
     )
     if problems:
         about += f" {len(problems)} of {len(rows)} cannot be read and are left out."
-    return Picked(tuple(classes), texts is None, about)
-
-
-def _opened(run: Run) -> Samples[Any]:
-    """The samples that a run learned from, or an error if they are not there any more, or others."""
-    from graspcl.experiment.settings import from_plain, read_toml
-    from graspcl.experiment.source import open_data
-
-    file = run.record.path / "config.toml"
-    config = from_plain(read_toml(file), str(file))
-    model = config.network.parameters.get("model") if config.network.name == "transformer" else None
-    if model is not None and not Path(str(model)).exists():  # the hub would be asked
-        raise GraspError(f"the tokenizer {model} is in no folder here, and a report fetches nothing")
-    samples, _ = open_data(config)
-    if samples.fingerprint() != run.environment.get("fingerprint"):
-        raise GraspError(f"the data at {config.data.path} are not those that the run learned from")
-    return samples
+    return Picked(tuple(classes), samples.images, about)
 
 
 def _those(places: Array, rows: Array, contents: Mapping[int, str]) -> tuple[Pick, ...]:
     """What could be read of the samples at some places of a class."""
     found = ((int(place) + 1, contents.get(int(rows[place]))) for place in places)
     return tuple(Pick(place, content) for place, content in found if content is not None)
-
-
-def _read_images(samples: Samples[Any], rows: Array) -> tuple[dict[int, str], list[str]]:
-    """Thumbnails by row, and what is wrong with the others."""
-    images, kept, problems = samples.read_some(rows)
-    if images.ndim != 4 or images.shape[1] != 3:
-        raise GraspError(f"{samples.name} are neither images nor texts")
-    if not len(kept):
-        raise GraspError(problems[0])
-    small = (thumbnail(image) for image in images.permute(0, 2, 3, 1).contiguous().numpy())
-    return dict(zip(rows[kept].tolist(), small, strict=True)), problems
-
-
-def _texts(samples: Samples[Any]) -> Samples[list[str]] | None:
-    """The texts behind what a network is shown; None if they are none."""
-    from graspcl.data import Subset
-    from graspcl.experiment.texts import TextVectors, TokenIds
-
-    inner = samples.samples if isinstance(samples, Subset) else samples
-    return inner.texts if isinstance(inner, TextVectors | TokenIds) else None
-
-
-def _read_texts(samples: Samples[Any], texts: Samples[list[str]], rows: Array) -> tuple[dict[int, str], list[str]]:
-    """Texts by row of `samples`, which may be some of the `texts`: ids tell which."""
-    order = np.argsort(texts.ids)
-    places = order[np.searchsorted(texts.ids[order], samples.ids[samples.check(rows)])]
-    found, kept, problems = texts.read_some(places)
-    return dict(zip(rows[kept].tolist(), map(_begin, found), strict=True)), problems
-
-
-def _begin(text: str) -> str:
-    """A text, or its begin if it is long, as one line."""
-    line = " ".join(text.split())
-    return line if len(line) <= _LETTERS else f"{line[: _LETTERS - 1].rstrip()}…"

@@ -149,7 +149,7 @@ def read_run(path: Path) -> Run:
                     parts |= read(path)
             except UNREADABLE as error:
                 problems.append(f"{file} cannot be read ({str(error)[:200] or type(error).__name__})")
-    parts.setdefault("curves", _fallback(record))
+    parts = {"curves": _fallback(record), "matrix": _matrix(record)} | parts
     problems += _failure(path)
     return Run(record, tuple(problems), **parts)
 
@@ -210,8 +210,10 @@ def _total(path: Path) -> Parts:
 
 
 def _predictions(path: Path) -> Parts:
-    """Curves, matrix and final hits."""
-    labels, arrived, predictions = _arrays(path / "predictions.npz", "labels", "arrived", "predictions").values()
+    """Curves, matrix and final hits; earlier versions did not keep in which session the class of a sample arrived."""
+    arrays = _arrays(path / "predictions.npz")
+    labels, predictions = arrays["labels"], arrays["predictions"]
+    arrived = arrays["arrived"] if "arrived" in arrays else _arrived(predictions)
     if predictions.ndim != 2 or not labels.shape == arrived.shape == predictions.shape[1:]:
         raise ValueError(f"{predictions.shape} predictions of {labels.shape} samples")
     last = len(predictions) - 1
@@ -227,6 +229,24 @@ def _predictions(path: Path) -> Parts:
     }  # fmt: skip
 
 
+def _arrived(predictions: Array) -> Array:
+    """The session in which the class of each sample [n] arrived: the first with a prediction [sessions, n] of it.
+
+    >>> _arrived(np.array([[3, -1, -1], [3, 5, -1]])).tolist()
+    [0, 1, 2]
+    """
+    there = predictions != -1
+    return np.where(there.any(0), there.argmax(0), len(there))
+
+
+def _matrix(record: RunRecord) -> Array | None:
+    """The accuracy matrix as the summary has it."""
+    rows = record.summary.get("matrix")
+    if not isinstance(rows, list) or not rows or any(not isinstance(r, list) or len(r) != len(rows) for r in rows):
+        return None
+    return np.array([[number(value) for value in row] for row in rows])
+
+
 def _fallback(record: RunRecord) -> Numbers:
     """Accuracy on all classes as the lines of the sessions have it, where predictions are not at hand."""
     return {"all": [math.nan, *(number(row.get("accuracy")) for row in record.sessions)]}
@@ -236,9 +256,10 @@ def _rehearsed(path: Path) -> Parts:
     numbers = [file.stem.removeprefix("session-") for file in (path / "plans").glob("session-*.npz")]
     if not (sessions := sorted(int(text) for text in numbers if text.isdecimal())):
         return {}
-    wanted = ("labels", "picks", "distances")
-    labels, picks, distances = _arrays(path / "plans" / f"session-{sessions[-1]}.npz", *wanted).values()
+    arrays = _arrays(path / "plans" / f"session-{sessions[-1]}.npz")
+    labels, picks = arrays["labels"], arrays["picks"]
     stored = len(labels)
+    distances = arrays.get("distances", np.full(stored, np.nan))  # earlier versions did not measure any
     if not picks.size or not stored:
         return {}
     shown = np.bincount(picks.ravel(), minlength=stored)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,15 +18,17 @@ from graspcl.report.html.drawing import (
     over_seeds,
     rounded,
     style,
-    text,
     thinned,
+    why,
 )
 from graspcl.report.html.grouping import Condition, Experiment, Group
+from graspcl.report.html.labels import text
 from graspcl.report.html.reading import Rehearsed
 
 Array = np.ndarray[Any, Any]
 
 _NO_PLAN = "No run has plans of its sessions."
+_NO_DISTANCE = "No distances were measured; --measure.distances 500 does, of about so many stored samples."
 
 
 def shown(experiment: Experiment) -> Figure:
@@ -50,7 +52,7 @@ def shown(experiment: Experiment) -> Figure:
             "barmode": "group", "xaxis": {"type": "category", "title": {"text": "times shown"}},
             "yaxis": {"title": {"text": "stored samples (%)"}, "rangemode": "tozero"}, "hovermode": "x unified",
         },
-        _NO_PLAN,
+        why(experiment, "plans", _NO_PLAN),
     )  # fmt: skip
 
 
@@ -58,10 +60,12 @@ def distance(experiment: Experiment) -> Figure:
     """How far from their prototypes the picks are, from the first to the last."""
 
     def draw(group: Group, plans: list[Rehearsed]) -> list[Trace]:
-        curves = [_smooth(plan.distance) for plan in plans if not np.isnan(plan.distance).all()]
+        curves = [plan.distance for plan in plans if not np.isnan(plan.distance).all()]
         if not curves:
             return []
-        mean, spread = over_seeds(curves)
+        fewest = min(map(len, curves))
+        parts = min(fewest, max(5, min(40, fewest // 4)))
+        mean, spread = over_seeds(_smooth(curve, parts) for curve in curves)
         look = {**style(experiment, group.method), "mode": "lines"}
         at = rounded(100 * (np.arange(len(mean)) + 0.5) / len(mean), 1)
         return band(look, at, mean, spread, banded(experiment, group.method))
@@ -76,14 +80,13 @@ def distance(experiment: Experiment) -> Figure:
             "xaxis": {"title": {"text": "of the session (%)"}, "range": [0, 100]},
             "yaxis": {"title": {"text": "distance / mean"}}, "hovermode": "x unified", "shapes": [level],
         },
-        "No distances were measured; --measure.distances 500 does, of about so many stored samples.",
+        why(experiment, "plans", _NO_DISTANCE),
     )  # fmt: skip
 
 
-def _smooth(values: Array) -> Array:
-    """Means over 5 to 40 equal parts of a session; NaN where a part has no number."""
-    parts = np.array_split(values, min(len(values), max(5, min(40, len(values) // 4))))
-    found = [part[~np.isnan(part)] for part in parts]
+def _smooth(values: Array, parts: int) -> Array:
+    """Means over equal parts of a session; NaN where a part has no number."""
+    found = [part[~np.isnan(part)] for part in np.array_split(values, parts)]
     return np.array([part.mean() if len(part) else np.nan for part in found])
 
 
@@ -98,13 +101,15 @@ def coverage(experiment: Experiment) -> Figure:
         return band(look, [place + 1 for place in places], values, spread[places], drawn)
 
     return Figure(
-        "coverage", "Coverage over a session", "Share of the buffer that was shown at least once, in the last session.",
+        "coverage", "Coverage over a session",
+        "Share of the buffer that was shown at least once, in the last session. Mean over the seeds that made so many"
+        " updates.",
         _views(experiment, draw),
         {
             "xaxis": {"title": {"text": "updates"}, "rangemode": "tozero"},
             "yaxis": {"title": {"text": "seen (%)"}, "rangemode": "tozero"}, "hovermode": "x unified",
         },
-        _NO_PLAN,
+        why(experiment, "plans", _NO_PLAN),
     )  # fmt: skip
 
 
@@ -133,7 +138,7 @@ def seen(experiment: Experiment) -> Figure:
             "xaxis": {"title": {"text": "classes, least covered first"}},
             "yaxis": {"title": {"text": "seen (%)"}, "rangemode": "tozero"},
         },
-        _NO_PLAN,
+        why(experiment, "plans", _NO_PLAN),
     )  # fmt: skip
 
 
@@ -141,29 +146,44 @@ def drift(experiment: Experiment) -> Figure:
     """How far each update moved the embeddings of old samples."""
 
     def draw(condition: Condition, groups: list[Group]) -> View:
+        curves = {group.method: [run.drift for run in group.runs if run.drift] for group in groups}
+        every = [run for own in curves.values() for run in own]
+        # A session is as long in all curves as in the longest of them, so that the next one begins at one place.
+        longest = [max(len(run[at]) for run in every if at < len(run)) for at in range(max(map(len, every), default=0))]
         data: list[Trace] = []
-        ends: list[int] = []
-        for group in groups:
-            curves = [np.concatenate(run.drift) for run in group.runs if run.drift]
-            if not curves:
+        for method, own in curves.items():
+            if not own:
                 continue
-            ends = ends or np.cumsum([len(curve) for run in group.runs[:1] for curve in run.drift]).tolist()[:-1]
-            mean, _ = over_seeds(curves)
+            mean, _ = over_seeds(_padded(run, longest) for run in own)
             places, values = thinned(mean, 300)
             data.append(
-                {"type": "scatter", **style(experiment, group.method), "mode": "lines", "x": [p + 1 for p in places],
+                {"type": "scatter", **style(experiment, method), "mode": "lines", "x": [p + 1 for p in places],
                  "y": rounded(values, 5), "hovertemplate": "%{y:.4f}"}
             )  # fmt: skip
+        ends = np.cumsum(longest)[:-1].tolist()
         lines = [{"type": "line", "x0": end + 0.5, "x1": end + 0.5, "yref": "paper", "y0": 0, "y1": 1} for end in ends]
         return View(experiment.named(condition), data, {"shapes": lines})
 
     return Figure(
         "drift", "Representation drift",
-        "How far each update moves the embeddings of held-out old samples, mean over seeds; lines part the sessions.",
+        "How far each update moves the embeddings of held-out old samples, mean over the seeds that made it; lines part"
+        " the sessions.",
         by_condition(experiment, draw),
         {"xaxis": {"title": {"text": "updates"}}, "yaxis": {"title": {"text": "drift"}, "rangemode": "tozero"}},
-        "It was not measured; --measure.drift 200 does, on so many samples.",
+        why(experiment, "drift.npz", "It was not measured; --measure.drift 200 does, on so many samples."),
     )  # fmt: skip
+
+
+def _padded(sessions: Sequence[Array], longest: Sequence[int]) -> Array:
+    """The curves of sessions as one, each filled up by NaN to the longest.
+
+    >>> _padded([np.array([1.0]), np.array([2.0, 3.0])], [2, 2]).tolist()
+    [1.0, nan, 2.0, 3.0]
+    """
+    parts = [
+        np.pad(own, (0, size - len(own)), constant_values=np.nan) for own, size in zip(sessions, longest, strict=False)
+    ]
+    return np.concatenate(parts)
 
 
 def _views(experiment: Experiment, draw: Callable[[Group, list[Rehearsed]], list[Trace]]) -> list[View]:

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from graspcl.metric import updates_to_reach
-from graspcl.report.html.drawing import Figure, Trace, View, by_condition, rounded, style, tall, text, wrapped
+from graspcl.report.html.drawing import Figure, Trace, View, by_condition, rounded, style, tall
 from graspcl.report.html.grouping import Condition, Experiment, Group, Method
+from graspcl.report.html.labels import LABEL, cut, text, wrapped
 
 _SAID = 5  # savings that are put into words
 
@@ -45,9 +46,10 @@ def _saving(experiment: Experiment, buffer: str) -> tuple[dict[str, Any], str]:
             said.append(f"{len(saved) - _SAID} more save less")
             break
         if math.isnan(share):
-            said.append(f"{method.label} does not reach the best of {experiment.baseline}")
+            said.append(f"{cut(method.label, LABEL)} does not reach the best of {experiment.baseline}")
         else:
-            said.append(f"{method.label}: same accuracy with {_least(experiment, method, buffer)}{_percent(share)}")
+            least = _least(experiment, method, buffer)
+            said.append(f"{cut(method.label, LABEL)}: same accuracy with {least}{_percent(share)}")
     reached = {method: share for method, share in saved.items() if share > 0}
     if not reached:
         return {}, "; ".join(said)
@@ -81,16 +83,22 @@ def _least(experiment: Experiment, method: Method, buffer: str) -> str:
 def memory(experiment: Experiment) -> Figure:
     """Final accuracy against what the buffer takes."""
     views = []
-    for budget in dict.fromkeys(condition.budget for condition in reversed(experiment.conditions)):
-        groups = [g for g in experiment.groups if g.condition.budget == budget and g.finished]
+    for budget in dict.fromkeys(condition.updates for condition in reversed(experiment.conditions)):
+        groups = [g for g in experiment.groups if g.condition.updates == budget and g.finished]
         data = [_points(experiment, method, "buffer_bytes", groups, 1e-6) for method in experiment.methods]
         if data := [trace for trace in data if len(set(trace["x"])) > 1]:
-            views.append(View(f"{budget} updates", data))
+            views.append(View(budget, data))
+    missing = (
+        "It takes finished runs of a policy with at least two buffers, as of: graspcl sweep … --buffer 1MB,2MB,none"
+    )
+    done = [group for group in experiment.groups if group.finished]
+    if len({(group.method, group.condition.budget) for group in done}) < len(done):
+        missing = "The buffers of these runs took equally many bytes: even the smallest had room for all."
     return Figure(
         "memory", "Accuracy against memory", "α by the bytes of the buffer. Mean and standard deviation over seeds.",
         views,
         {"xaxis": {"title": {"text": "buffer (MB)"}, "rangemode": "tozero"}, "yaxis": {"title": {"text": "α (%)"}}},
-        "It takes finished runs of a policy with at least two buffers, as of: graspcl sweep … --buffer 1MB,2MB,none",
+        missing,
         choice="budget",
     )  # fmt: skip
 
@@ -110,36 +118,41 @@ def _points(experiment: Experiment, method: Method, name: str, groups: list[Grou
 
 
 def times(experiment: Experiment) -> Figure:
-    """Time of a session over that of uniform rehearsal.
+    """Time of a session over that of uniform rehearsal, or of the baseline where there is none.
 
-    All make the same updates, so a session takes 1 + selection / training of the time of its training; the ratio is
-    taken within each run, where whatever else the machine did meanwhile cancels out.
+    An update lasts equally long whoever chose its samples, so a session takes updates · (1 + selection / training).
+    The latter ratio is taken within each run, where whatever else the machine did meanwhile cancels out.
     """
-    ground = "uniform" if any(method.policy == "uniform" for method in experiment.methods) else experiment.baseline
 
     def draw(condition: Condition, groups: list[Group]) -> View | None:
-        shares = {group.method: _selection(group) for group in groups if group.finished}
-        whole = {m.learner + m.others: 1 + share for m, share in shares.items() if m.policy == ground}
-        known = [m for m in reversed(shares) if m.learner + m.others in whole and not math.isnan(shares[m])]
+        done = {group.method: group for group in groups if group.finished}
+        ground = "uniform" if any(method.policy == "uniform" for method in done) else experiment.baseline
+        parts = {method: _parts(group) for method, group in done.items()}
+        whole = {m.learner + m.others: sum(own) for m, own in parts.items() if m.policy == ground}
+        known = [m for m in reversed(done) if not math.isnan(sum(parts[m]) / whole.get(m.learner + m.others, math.nan))]
         data: list[Trace] = []
-        for name, colour in (("updates", "#56B4E9"), ("selection", "#D55E00")):
-            parts = [(1 if name == "updates" else shares[m]) / whole[m.learner + m.others] for m in known]
+        for place, (name, colour) in enumerate((("updates", "#56B4E9"), ("selection", "#D55E00"))):
+            shares = [parts[m][place] / whole[m.learner + m.others] for m in known]
             data.append(
                 {"type": "bar", "orientation": "h", "name": name, "y": [wrapped(m.label) for m in known],
-                 "x": rounded(parts, 3), "marker": {"color": colour}, "hovertemplate": "%{x:.2f}"}
+                 "x": rounded(shares, 3), "marker": {"color": colour}, "hovertemplate": "%{x:.2f}"}
             )  # fmt: skip
-        return View(experiment.named(condition), data, tall(wrapped(m.label) for m in known)) if known else None
+        note = f"1 is the time of {cut(ground, LABEL)}."
+        return View(experiment.named(condition), data, tall(wrapped(m.label) for m in known), note) if known else None
 
     return Figure(
-        "times", "Training time", f"Time of a session relative to {ground}: what is spent on updates and on selection.",
+        "times", "Training time",
+        "Time of a session relative to uniform rehearsal, or else to the baseline: its updates, which are taken to last"
+        " equally long, and what selection took beside them.",
         by_condition(experiment, draw),
-        {"barmode": "stack", "xaxis": {"title": {"text": f"time / {text(ground)}"}}, "yaxis": {"type": "category"}},
-        f"It takes finished runs with the policy {ground}, to which times are relative.",
+        {"barmode": "stack", "xaxis": {"title": {"text": "relative time"}}, "yaxis": {"type": "category"}},
+        f"It takes finished runs with the policy uniform or {experiment.baseline}, to which times are relative.",
     )  # fmt: skip
 
 
-def _selection(group: Group) -> float:
-    """Seconds of selection per second of training."""
+def _parts(group: Group) -> tuple[float, float]:
+    """What updates and selection take, in updates; NaN where it is not known."""
     pairs = [(run.value("selection_seconds"), run.value("training_seconds")) for run in group.runs]
     shares = [select / train for select, train in pairs if train > 0 and not math.isnan(select)]
-    return float(np.mean(shares)) if shares else math.nan
+    updates = group.mean("updates")
+    return updates, updates * float(np.mean(shares)) if shares else math.nan

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from graspcl.report.html.grouping import Experiment, Group, differing, flat
+from graspcl.report.html.grouping import Condition, Experiment, Group, differing, flat
+from graspcl.report.html.labels import counted
 from graspcl.report.html.reading import Run, number
 
 NONE = "–"
@@ -14,12 +15,13 @@ NONE = "–"
 
 @dataclass(frozen=True)
 class Cell:
-    """What is read, what it is sorted by, and the deviation over seeds that stands behind it."""
+    """What is read, what it is sorted by, and the deviation over seeds or the interval that stands behind it."""
 
     text: str
     value: float | str
     spread: float = math.nan
     bold: bool = False
+    interval: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -43,22 +45,30 @@ class Table:
     about: str = ""
 
 
-# What the summary shows: key in summary.json, heading, meaning, digits, whether higher is better (None: neither).
-_MEASURES: tuple[tuple[str, str, str, int, bool | None], ...] = (
+# What the summary shows: key in summary.json, heading, meaning, digits, whether higher is better.
+Measure = tuple[str, str, str, int, bool]
+_MEASURES: tuple[Measure, ...] = (
     ("mu_new", "μ_N", "accuracy on new classes, mean over sessions (%)", 2, True),
     ("mu_old", "μ_O", "accuracy on old classes, mean over sessions (%)", 2, True),
     ("mu_all", "μ_A", "accuracy on all classes, mean over sessions (%)", 2, True),
     ("alpha", "α", "accuracy on all classes after the last session (%)", 2, True),
+    ("alpha_tasks", "α tasks", "accuracy after the last session, mean over tasks (%)", 2, True),
     ("alpha_head", "α_H", "α on classes with many samples (%)", 2, True),
     ("alpha_tail", "α_T", "α on classes with few samples (%)", 2, True),
     ("top5", "top-5", "label among the five most likely, after the last session (%)", 2, True),
-    ("forgetting", "forgetting", "how far groups of classes fell from their best", 2, False),
+    (
+        "forgetting",
+        "forgetting",
+        "how far the classes of a session fell from their best, mean over sessions (%)",
+        2,
+        False,
+    ),
     ("drift_auc", "β", "representation drift, area under the curve, mean over sessions", 4, False),
     ("drift_mean", "φ", "representation drift, mean over updates and sessions", 4, False),
-    ("coverage", "seen %", "share of the buffer shown at least once in a session", 1, None),
 )
 _COSTS: tuple[tuple[str, str, str, int, float], ...] = (
     ("updates", "updates", "mini-batches of all sessions", 0, 1),
+    ("coverage", "seen %", "share of the buffer that they showed at least once, mean over sessions", 1, 1),
     ("selection_forward", "selection forward", "samples passed forward to select", 0, 1),
     ("selection_backward", "selection backward", "samples passed backward to select", 0, 1),
     ("training_forward", "training forward", "samples passed forward to train", 0, 1),
@@ -84,13 +94,23 @@ def figure(value: float, digits: int = 2, spread: float = math.nan, bold: bool =
     return Cell(f"{value:,.{digits}f}{after}", value, spread, bold)
 
 
+def enough(value: float, digits: int) -> int:
+    """So many digits after the point, or more where a small value would lose its first two.
+
+    >>> enough(12.3, 2), enough(0.00123, 2)
+    (2, 4)
+    """
+    return digits if not value or math.isnan(value) else max(digits, 1 - math.floor(math.log10(abs(value))))
+
+
 def words(value: object) -> Cell:
     """Text."""
     return Cell(str(value), str(value))
 
 
 def _mean(group: Group, name: str, digits: int, unit: float = 1.0, bold: bool = False) -> Cell:
-    return figure(unit * group.mean(name), digits, unit * group.std(name), bold)
+    mean = unit * group.mean(name)
+    return figure(mean, enough(mean, digits) if digits else 0, unit * group.std(name), bold)
 
 
 def _rows(experiment: Experiment) -> tuple[list[Group], list[Column], Callable[[Group], list[Cell]]]:
@@ -110,35 +130,31 @@ def _rows(experiment: Experiment) -> tuple[list[Group], list[Column], Callable[[
 
 
 def summary(experiment: Experiment) -> Table:
-    """Mean and deviation over seeds of every measure, the best in bold, and what differs from the baseline."""
+    """Mean and deviation over seeds of every measure, the best in bold, and beside α what differs from the baseline."""
     groups, columns, which = _rows(experiment)
     shown = [measure for measure in _MEASURES if any(group.values(measure[0]) for group in groups)]
     if not any(group.values("alpha_head") for group in groups):  # then the tail is all there is
         shown = [measure for measure in shown if measure[0] != "alpha_tail"]
-    columns += [Column(heading, meaning) for _, heading, meaning, *_ in shown]
     compared = any(experiment.reference(group) for group in groups)
-    if compared:
-        columns += [
-            Column("Δα", f"α minus that of {experiment.baseline} at the same seeds, with its 95 % interval"),
-            Column("p", "McNemar's test of the final predictions, pooled over those seeds"),
-        ]
-    best = {}
-    for condition in experiment.conditions:
-        for name, _, _, digits, higher in shown:
-            means = [round(group.mean(name), digits) for group in experiment.at(condition) if group.finished]
-            means = [mean for mean in means if not math.isnan(mean)]
-            if higher is not None and len(means) > 1:
-                best[condition, name] = max(means) if higher else min(means)
-    rows = []
-    for group in groups:
-        cells = which(group)
-        for name, _, _, digits, _ in shown:
+    best = _best(experiment, shown)
+    rows = [which(group) for group in groups]
+    for name, heading, meaning, digits, _ in shown:
+        columns.append(Column(heading, meaning))
+        for group, cells in zip(groups, rows, strict=True):
             bold = best.get((group.condition, name)) == round(group.mean(name), digits)
             cells.append(_mean(group, name, digits, bold=bold))
-        rows.append(cells + (_against(experiment, group) if compared else []))
+        if name == "alpha" and compared:
+            columns += [
+                Column("Δα", f"α minus that of {experiment.baseline} at the same seeds, with its 95 % interval (t)"),
+                Column(
+                    "p", "McNemar's exact test of the final predictions against theirs: the median over those seeds"
+                ),
+            ]
+            for group, cells in zip(groups, rows, strict=True):
+                cells += _against(experiment, group)
     about = "Mean ± standard deviation over seeds; bold: the best at equal budget and buffer."
     if compared:
-        about += f" Δα and p: against {experiment.baseline}."
+        about += f" Δα and p: against {experiment.baseline}{_seeds(experiment, groups)}."
     else:
         about += f" No policy here has {experiment.baseline} beside it; --baseline chooses what to compare with."
     if experiment.repeats:
@@ -146,14 +162,43 @@ def summary(experiment: Experiment) -> Table:
     return Table("summary", "Summary", columns, rows, about)
 
 
+def _best(experiment: Experiment, shown: Sequence[Measure]) -> dict[tuple[Condition, str], float]:
+    """What is to be bold, where there is something to compare."""
+    best = {}
+    for condition in experiment.conditions:
+        for name, _, _, digits, higher in shown:
+            means = [round(group.mean(name), digits) for group in experiment.at(condition) if group.finished]
+            means = [mean for mean in means if not math.isnan(mean)]
+            if len(means) > 1:
+                best[condition, name] = max(means) if higher else min(means)
+    return best
+
+
+def _seeds(experiment: Experiment, groups: Sequence[Group]) -> str:
+    """Over how many seeds policies are compared, where that is one number; else their cells say it."""
+    found = [against for group in groups if (against := experiment.against(group)) is not None]
+    over = {against.seeds for against in found} | {against.tested for against in found if against.tested}
+    return f" over {counted(over.pop(), 'seed', 'seeds')}" if len(over) == 1 else ""
+
+
 def _against(experiment: Experiment, group: Group) -> list[Cell]:
-    found, p = experiment.difference(group), experiment.p(group)
+    found = experiment.against(group)
     if found is None:
         return [Cell(NONE, math.nan), Cell(NONE, math.nan)]
-    mean, low, high = found
-    spread = "" if math.isnan(low) else f" [{low:+.2f}, {high:+.2f}]"
-    test = NONE if math.isnan(p) else f"{p:.3f}" if p >= 0.001 else "< 0.001"
-    return [Cell(f"{mean:+.2f}{spread}", mean), Cell(test, p)]
+    several = "" if math.isnan(found.low) else f" [{found.low:+.2f}, {found.high:+.2f}]"
+    of = "" if found.seeds == len(group.runs) else f" ({counted(found.seeds, 'seed', 'seeds')})"
+    difference = Cell(f"{found.mean:+.2f}{several}{of}", found.mean, interval=(found.low, found.high))
+    of = "" if found.tested == found.seeds else f" ({counted(found.tested, 'seed', 'seeds')})"
+    return [difference, Cell(NONE, math.nan) if math.isnan(found.p) else Cell(f"{said(found.p)}{of}", found.p)]
+
+
+def said(p: float) -> str:
+    """A p.
+
+    >>> said(0.0421), said(0.00001)
+    ('0.042', '< 0.001')
+    """
+    return f"{p:.3f}" if p >= 0.001 else "< 0.001"
 
 
 def costs(experiment: Experiment) -> Table:

@@ -15,29 +15,46 @@
     return { automargin: true, ...lines, ...own, title: { ...own?.title, standoff: 8 } };
   }
 
-  // How many lines a legend takes below a chart of this width.
-  function legendLines(data, width) {
+  const pen = document.createElement("canvas").getContext("2d");
+
+  // How wide the longest line of a text is drawn; names are escaped for plotly.
+  function wide(text) {
+    const lines = String(text).split("<br>").map((line) => line.replace(/&lt;|&gt;|&amp;/g, "<"));
+    return Math.max(...lines.map((line) => pen.measureText(line).width));
+  }
+
+  // How many lines a legend takes below a chart of this width: as many entries in each as there is room for.
+  function legendLines(data, width, font) {
     const names = data.filter((trace) => trace.name && trace.showlegend !== false).map((trace) => trace.name);
     if (names.length < 2) return 0;
-    const each = Math.max(...names.map((name) => Math.min(name.length, 60))) * 6 + 46;
-    return Math.ceil(names.length / Math.max(1, Math.floor(width / each)));
+    pen.font = `${font.size}px ${font.family}`;
+    const ticks = data.flatMap((trace) => (trace.y ?? []).filter((y) => typeof y === "string"));
+    const room = width - 16 - Math.max(52, ...ticks.map((tick) => wide(tick) + 30));
+    let lines = 1, used = 0;
+    for (const name of names) {
+      const each = wide(name) + 48; // with the sign before it
+      if (used && used + each > room) [lines, used] = [lines + 1, 0];
+      used += each;
+    }
+    return lines;
   }
 
   function layout(figure, view, width) {
     const own = { ...figure.layout, ...view.layout };
     const ink = colour("--ink"), soft = colour("--soft");
-    const legend = legendLines(view.data, width);
+    const font = { family: getComputedStyle(document.body).fontFamily, size: width < 500 ? 11 : 12, color: ink };
+    const legend = legendLines(view.data, width, font);
     const inner = Math.max(150, own.meta?.height ?? (width < 500 ? 230 : 290));
     return {
       ...own,
       height: inner + 74 + legend * 20, width, uirevision: view.label,
       margin: { l: 52, r: 16, t: 28, b: 46 + legend * 20 },
-      font: { family: getComputedStyle(document.body).fontFamily, size: width < 500 ? 11 : 12, color: ink },
+      font,
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       xaxis: axis({ ...figure.layout.xaxis, ...view.layout.xaxis }),
       yaxis: axis({ ...figure.layout.yaxis, ...view.layout.yaxis }),
       showlegend: legend > 0,
-      legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom", x: 0, font: { color: ink } },
+      legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom", x: 0, tracegroupgap: 0, maxheight: 1, font: { color: ink } },
       hoverlabel: { namelength: -1, bgcolor: colour("--card"), bordercolor: colour("--line"), font: { color: ink } },
       modebar: { bgcolor: "rgba(0,0,0,0)", color: soft, activecolor: colour("--accent") },
       annotations: (own.annotations ?? []).map((a) => ({ font: { color: ink }, arrowcolor: ink, bgcolor: colour("--card"), ...a })),
@@ -63,6 +80,8 @@
       for (const name of ["error_x", "error_y"]) if (trace[name]) Object.assign(trace[name], error);
     }
     card.querySelector(".note").textContent = view.note;
+    const said = [card.querySelector("h3"), card.querySelector(".about")].map((line) => line.textContent);
+    box.setAttribute("aria-label", [said[0], said[1], view.label === "all" ? "" : view.label, view.note].filter(Boolean).join(". "));
     const tag = card.querySelector(".tag");
     if (tag) tag.textContent = view.label === "all" ? "" : view.label;
     box.style.minHeight = "0";
@@ -105,12 +124,11 @@
     for (const other of head.closest("thead").querySelectorAll("th")) other.removeAttribute("aria-sort");
     head.setAttribute("aria-sort", up ? "ascending" : "descending");
     const key = (row) => row.cells[place].dataset.value ?? row.cells[place].textContent;
-    const rows = [...body.rows].map((row) => [key(row), Number.parseFloat(key(row)), row]);
-    const numeric = rows.some(([text, value]) => text !== "" && String(value) === text) || head.classList.contains("number");
+    const rows = [...body.rows].map((row) => [key(row), key(row) ? Number(key(row)) : NaN, row]);
     rows.sort(([a, x], [b, y]) => {
-      if (!numeric) return (up ? 1 : -1) * a.localeCompare(b);
-      if (Number.isNaN(x) || Number.isNaN(y)) return Number.isNaN(x) - Number.isNaN(y); // what is missing comes last
-      return (up ? 1 : -1) * (x - y);
+      if (!a || !b) return !a - !b; // what is missing comes last
+      if (Number.isNaN(x) !== Number.isNaN(y)) return Number.isNaN(x) - Number.isNaN(y); // numbers, then words
+      return (up ? 1 : -1) * (Number.isNaN(x) ? a.localeCompare(b) : x - y);
     });
     body.append(...rows.map(([, , row]) => row));
   }
@@ -121,32 +139,59 @@
 
   // -- a run under way ------------------------------------------------------------------------------------------
 
-  const cards = (element) => [...element.querySelectorAll("[data-part]")].map((part) => part.dataset.part).join();
+  const FOCUS = "button, summary, select, a";
+  const parts = (element) => [...element.querySelectorAll("[data-part]")];
+  const cards = (element) => parts(element).map((part) => part.dataset.part).join();
+  const called = (name) => content.querySelector(`[data-part="${name}"]`);
+  // As the server sent them: a reader opens, closes and sorts.
+  const sent = new Map(parts(content).map((part) => [part.dataset.part, part.outerHTML]));
+  let version, drawn = JSON.stringify(figures);
+
+  // What the reader did to a part is done to the one that comes in its place.
+  function carry(old, part) {
+    if (old.open) part.open = true;
+    const sorted = old.querySelector("th[aria-sort]");
+    const head = sorted && part.querySelector(`th[data-place="${sorted.dataset.place}"]`);
+    if (!head) return;
+    head.setAttribute("aria-sort", sorted.getAttribute("aria-sort") === "ascending" ? "descending" : "ascending");
+    sort(head); // which turns it round
+  }
 
   function renew(fresh) {
-    figures = fresh.figures;
     const built = document.createElement("div");
     built.innerHTML = fresh.body;
-    if (cards(built) !== cards(content)) {
-      content.replaceChildren(...built.childNodes);
-    } else {
-      // Figures stay, with zoom and what was hidden; all else is replaced.
-      for (const part of built.querySelectorAll("[data-part]:not(figure)")) {
-        content.querySelector(`[data-part="${part.dataset.part}"]`).replaceWith(part);
-      }
+    const whole = cards(built) !== cards(content);
+    const focus = document.activeElement, home = focus.closest("[data-part]");
+    const place = home ? [...home.querySelectorAll(FOCUS)].indexOf(focus) : -1;
+    for (const part of parts(built)) {
+      const name = part.dataset.part, old = called(name), html = part.outerHTML;
+      const same = part.matches("figure") || sent.get(name) === html; // figures keep zoom and what was hidden
+      sent.set(name, html);
+      if (old && !same) carry(old, part);
+      if (old && same && whole) part.replaceWith(old);
+      if (old && !same && !whole) old.replaceWith(part);
     }
-    drawAll();
+    if (whole) content.replaceChildren(...built.childNodes);
+    if (place >= 0 && document.activeElement !== focus) {
+      called(home.dataset.part)?.querySelectorAll(FOCUS)[place]?.focus({ preventScroll: true });
+    }
+    figures = fresh.figures;
+    const data = JSON.stringify(figures);
+    if (whole || data !== drawn) drawAll();
+    drawn = data;
   }
 
   async function follow() {
+    const lost = (yes) => content.querySelectorAll("[data-lost]").forEach((line) => { line.hidden = !yes; });
     try {
       const answer = await fetch("data.json", { cache: "no-store" });
       const fresh = await answer.json();
-      renew(fresh);
-      if (fresh.finished) return;
+      if (fresh.version !== version) renew(fresh);
+      version = fresh.version;
+      lost(false);
+      if (fresh.finished || fresh.stopped) return;
     } catch {
-      const line = content.querySelector("[data-lost]");
-      if (line) line.hidden = false;
+      lost(true);
     }
     setTimeout(follow, 1000 * Number(document.body.dataset.live));
   }

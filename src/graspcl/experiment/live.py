@@ -1,0 +1,122 @@
+"""How far a run is, told while it is at work: to its bar, and in progress.json to who watches it from outside."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import math
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from graspcl.experiment.budgets import session_budget
+from graspcl.experiment.config import BudgetConfig
+from graspcl.files import write_whole
+from graspcl.learner import Rehearsal
+from graspcl.stream import Stream
+
+_PAUSE = 2.0  # seconds between two writes
+
+
+class Live:
+    """progress.json in the folder of a run: there as long as the run is at work, and renewed every few seconds.
+
+    It says which process on which machine that is. No run goes on from it, and if it cannot be written, nothing stops.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "progress.json"
+        self._facts: dict[str, Any] = {}
+        self._due = 0.0
+        self._ends: list[int] = []  # of sessions, in updates of the whole run
+        self._advance: Callable[[int], None] = lambda updates: None
+        self._at = 0
+        self._begun: tuple[float, int] | None = None  # when the first update of this process was done, and where
+
+    def __enter__(self) -> Live:
+        self.beat()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Nobody is at work any more."""
+        with contextlib.suppress(OSError):
+            self._file.unlink(missing_ok=True)
+
+    def follow(self, plan: Sequence[int], advance: Callable[[int], None]) -> None:
+        """Call `advance` with the updates just done, of sessions as long as `planned` says."""
+        self._ends, self._advance = list(itertools.accumulate(plan)), advance
+
+    def step(self, number: int, rehearsal: Rehearsal) -> None:
+        """An update of session `number` is done."""
+        begin, end = ([0, *self._ends])[number - 1 : number + 1]
+        # A session that is longer than was planned, or shorter, takes the planned part of the whole.
+        self._go_to(begin + (end - begin) * rehearsal.updates // max(1, rehearsal.budget.updates))
+        if self._begun is None:
+            self._begun = time.monotonic(), self._at
+        if time.monotonic() >= self._due:
+            costs, loss = rehearsal.session.costs, rehearsal.loss
+            self._facts = {
+                "session": number, "update": rehearsal.updates, "updates": rehearsal.budget.updates,
+                "loss": loss if math.isfinite(loss) else None,
+                "seconds": costs.training_seconds + costs.selection_seconds,
+                "done": self._at, "total": self._ends[-1], "seconds_left": self._left(),
+            }  # fmt: skip
+            self.beat()
+
+    def passed(self, sessions: int) -> None:
+        """So many sessions are over, whether they spent their budgets or not."""
+        self._go_to(([0, *self._ends])[sessions])
+
+    def beat(self) -> None:
+        """Renew the file if it is old enough; that never takes more than a twentieth of the time."""
+        if (begin := time.monotonic()) < self._due:
+            return
+        facts = {**self._facts, "pid": os.getpid(), "host": socket.gethostname(), "time": time.time()}
+        with contextlib.suppress(OSError):
+            write_whole(self._file, lambda file: file.write(json.dumps(facts).encode()))
+        now = time.monotonic()
+        self._due = now + max(_PAUSE, 20 * (now - begin))
+
+    def _go_to(self, place: int) -> None:
+        if place > self._at:
+            self._advance(place - self._at)
+            self._at = place
+
+    def _left(self) -> float | None:
+        """Seconds, if the updates to come take as long as those since this process began."""
+        assert self._begun is not None
+        begun, place = self._begun
+        done = self._at - place
+        return (self._ends[-1] - self._at) * (time.monotonic() - begun) / done if done else None
+
+
+def planned(settings: BudgetConfig, stream: Stream, fits: int | None) -> list[int]:
+    """About how many updates each session will have, at least one; `fits` as in `session_budget`.
+
+    It is another number where samples are held out, where sessions end early, and where a learner takes more.
+
+    >>> planned(BudgetConfig(passes=1.0, batch_size=10), Stream(range(40), [range(40, 60), range(60, 80)]), None)
+    [6, 8]
+    """
+    seen = itertools.accumulate(map(len, stream.sessions), initial=len(stream.base))
+    return [max(1, session_budget(settings, number, fits).updates) for number in itertools.islice(seen, 1, None)]
+
+
+def one_line(record: dict[str, Any], sessions: int) -> str:
+    """What a session of so many brought.
+
+    >>> one_line({"session": 1, "accuracy": 56.0, "loss": 0.4119, "updates": 600, "training_seconds": 40.0,
+    ...           "selection_seconds": 0.9}, 2)
+    'session 1 of 2: accuracy 56.00 %, loss 0.412, 600 updates in 40.9 s'
+    """
+    said = ["no test samples yet" if record["accuracy"] is None else f"accuracy {record['accuracy']:.2f} %"]
+    said += [] if record["loss"] is None else [f"loss {record['loss']:.3f}"]
+    said += [f"{record['updates']} updates in {record['training_seconds'] + record['selection_seconds']:.1f} s"]
+    return f"session {record['session']} of {sessions}: {', '.join(said)}"

@@ -1,0 +1,45 @@
+"""Texts without labels: one column of a table, or the lines of a file."""
+
+import json
+
+import pytest
+
+from graspcl.data.column import read_column
+from graspcl.errors import GraspError
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "parquet"])
+def test_of_a_table_the_text_column_is_enough(kind, tmp_path):
+    file, texts = tmp_path / f"news.{kind}", ["Rates, again", 'A "goal"', "two\nlines", "naïve", ""]
+    if kind == "jsonl":
+        file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    elif kind == "parquet":
+        pa = pytest.importorskip("pyarrow", reason="needs graspcl[text]")
+        pytest.importorskip("pyarrow.parquet").write_table(pa.table({"text": texts, "other": range(5)}), file)
+    else:
+        quoted = ["text", *('"' + text.replace('"', '""') + '"' for text in texts)]
+        file.write_text("\n".join(quoted), encoding="utf-8")
+    first = 2 if kind in ("csv", "tsv") else 1
+    assert read_column(file, "text") == [(row, text, "") for row, text in enumerate(texts, start=first)]
+    with pytest.raises(GraspError, match=r"has no column 'txt'; its columns are text.*did you mean 'text'\?"):
+        read_column(file, "txt")
+
+
+def test_bad_rows_are_told_and_the_others_read(tmp_path):
+    table, lines, records = tmp_path / "a.csv", tmp_path / "a.txt", tmp_path / "a.jsonl"
+    table.write_bytes(b'n,text\n1,good\n2\n3,"open\n4,bad \xff\n')
+    found = read_column(table, "text")
+    assert [(field.row, bool(field.fault)) for field in found] == [(2, False), (3, True), (4, True), (5, False)]
+    assert found[0].value == "good" and "quote left open" in found[2].fault and found[3].value == "bad \udcff"
+    lines.write_bytes(b"\xef\xbb\xbfone\r\n\ntwo")
+    assert [field.value for field in read_column(lines, "text")] == ["one", "", "two"]
+    records.write_text('{"text": "one"}\n\n{"text"\n[]\n{"other": 1}\n')
+    assert [(row, value, fault[:9]) for row, value, fault in read_column(records, "text")] == [
+        (1, "one", ""), (3, None, "malformed"), (4, None, "not an ob"), (5, None, "")
+    ]  # fmt: skip
+    lines.write_text("text", encoding="utf-16")
+    with pytest.raises(GraspError, match="is in UTF-16; save it as UTF-8"):
+        read_column(lines, "text")
+    table.write_text("")
+    with pytest.raises(GraspError, match="is empty"):
+        read_column(table, "text")

@@ -1,0 +1,85 @@
+"""Rows in the cache that several processes want at once: made by one of them, whichever lives."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fcntl", reason="file locks of this system are not used")
+
+# The first process stops after a thousand rows until it may go on.
+PROGRAM = """
+import os, sys, time
+import numpy as np
+from graspcl.experiment.cache import cached_rows
+from graspcl.experiment.progress import Silent
+
+class Notes(Silent):
+    def note(self, text):
+        print(text, flush=True)
+
+def compute(indices):
+    with open("computed", "a") as file:
+        print(sys.argv[1], indices[0], file=file)
+    while sys.argv[1] == "first" and indices[0] and not os.path.exists("go"):
+        time.sleep(0.05)
+    return indices[:, None].astype(np.float32), np.arange(len(indices)), []
+
+rows = cached_rows("key", 3000, compute, Notes(), "rows")
+assert rows.readable.all() and (rows.values[:, 0] == np.arange(3000)).all()
+"""
+Process = subprocess.Popen[str]
+
+
+@pytest.fixture
+def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Process, Process]]:
+    """A process that makes the rows, and one that says that it waits for it."""
+    monkeypatch.setenv("GRASPCL_CACHE", str(tmp_path / "cache"))
+
+    def start(who: str) -> Process:
+        command = [sys.executable, "-c", PROGRAM, who]
+        return subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+
+    with start("first") as first:
+        try:
+            wait_until(lambda: "first 1024" in computed(tmp_path))
+            with start("second") as second:
+                try:
+                    assert second.stdout is not None and "another process is at work" in second.stdout.readline()
+                    yield first, second
+                finally:
+                    second.kill()
+        finally:
+            first.kill()
+
+
+def computed(folder: Path) -> list[str]:
+    return (folder / "computed").read_text().splitlines() if (folder / "computed").exists() else []
+
+
+def wait_until(done: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_one_process_computes_and_the_other_reads(two: tuple[Process, Process], tmp_path: Path) -> None:
+    (tmp_path / "go").touch()
+    told = [process.communicate(timeout=60)[0] for process in two]
+    assert [process.returncode for process in two] == [0, 0]
+    assert computed(tmp_path) == ["first 0", "first 1024", "first 2048"]
+    assert told[0] == "" and told[1].startswith("rows: read from the cache")
+
+
+def test_a_process_that_dies_keeps_nobody_waiting(two: tuple[Process, Process], tmp_path: Path) -> None:
+    first, second = two
+    first.kill()
+    second.communicate(timeout=60)
+    assert second.returncode == 0
+    assert computed(tmp_path) == ["first 0", "first 1024", "second 1024", "second 2048"]

