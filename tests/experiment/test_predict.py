@@ -216,9 +216,8 @@ def make_texts(file):
     ],
 )  # fmt: skip
 def test_texts_are_predicted_as_in_the_run_after_its_data_are_gone(options, tmp_path):
-    if options.get("network") == "vector":
-        if importlib.util.find_spec("wordllama") is None:
-            pytest.skip("needs graspcl[demo]")
+    if options.get("network") == "vector" and importlib.util.find_spec("wordllama") is None:
+        pytest.skip("needs graspcl[demo]")
     settings = {
         "data": str(make_texts(tmp_path / "data.csv")), "data.classes": "none", "data.per_class": "none",
         "data.test_per_class": "none", "stream.sessions": 2, "budget.updates": 2, **options,

@@ -203,7 +203,8 @@ def test_our_numbers_stand_beside_the_papers_at_one_budget(tmp_path):
     for policy in ("grasp", "uniform_balanced"):
         for times, seeds in ((1.0, 1), (2.0, 3)):  # more runs, but not with the paper's budget
             for seed in range(seeds):
-                make_run(tmp_path / policy / f"{times}-{seed}", policy, seed, times=times, right=3 + int(times))
+                own = {"name": "imagenet-1k-unbounded", "times": times, "right": 3 + int(times)}
+                make_run(tmp_path / policy / f"{times}-{seed}", policy, seed, **own)
     table = beside(gather([tmp_path]).experiments, "table-4")
     assert [cell.text for cell in table.rows[1][:1]] == ["GRASP"]
     texts = [cell.text for cell in table.rows[1]]
@@ -211,6 +212,7 @@ def test_our_numbers_stand_beside_the_papers_at_one_budget(tmp_path):
     assert texts[15:17] == ["61.81 ± 0.14", "–"]  # α, bounded: no run
     with pytest.raises(GraspError, match="did you mean 'table-11'"):
         beside([], "table-l1")
+    assert beside([], "4").name == "table-4"
 
 
 def test_orders_of_texts_have_columns_of_their_own_and_a_mean(tmp_path):

@@ -227,3 +227,20 @@ def test_paper_is_light_and_as_wide_as_a_sheet(page):
     page.run("window.dispatchEvent(new Event('afterprint'))")
     page.settle()
     assert page.run("return document.documentElement.dataset.print") is None
+
+
+def test_a_figure_without_the_chosen_budget_draws_nothing(chromium, tmp_path):
+    make_run(tmp_path / "runs" / "a", drift=True)
+    make_run(tmp_path / "runs" / "b", "uniform_balanced", drift=False, times=2.0)
+    write_page(gather([tmp_path / "runs"]), tmp_path / "page.html")
+    chromium.look()
+    chromium.open((tmp_path / "page.html").as_uri())
+    drawn = "return document.querySelector('#e0-drift .chart').querySelectorAll('.trace path').length"
+    names = chromium.run("return [...document.querySelectorAll('[data-choice=condition] option')].map(o => o.text)")
+    assert len(names) == 2
+    seen = {}
+    for name in [*names, *names]:
+        choose(chromium, "[data-choice=condition]", name)
+        seen[name] = chromium.run(drawn)
+    assert sorted(bool(number) for number in seen.values()) == [False, True]
+    assert chromium.complaints() == []

@@ -25,9 +25,7 @@ Plugins = Annotated[
 
 Scale = Annotated[
     Literal["full", "small", "smoke"],
-    Parameter(
-        help="The paper's; or with less data and smaller networks: small for a CPU, smoke to see that it runs."
-    ),
+    Parameter(help="The paper's; or with less data and smaller networks: small for a CPU, smoke to see that it runs."),
 ]
 Kind = Annotated[
     Literal["latent", "veridical"], Parameter(help="What is stored and rehearsed: latents, or samples as they came.")

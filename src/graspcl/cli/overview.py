@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from graspcl.cli.options import Plugins, load_plugins
-from graspcl.errors import GraspError
+from graspcl.errors import GraspError, nearest
 
 
 def overview(
@@ -40,6 +40,10 @@ def overview(
     load_plugins(plugin)
     if output.is_dir():
         raise GraspError(f"{output} is a folder; give -o the name of the page, such as {output / 'overview.html'}")
+    if class_ is not None and (run / "classes.json").exists():  # a misspelt name is found out before data are opened
+        known = _class_names(run / "classes.json", 0)
+        if class_ not in known:
+            raise GraspError(f"--class {class_!r} is not among the classes; {nearest(class_, known)}")
     with Bars(Console()) as bars:
         learner = reopen(run, bars)
     names = _class_names(run / "classes.json", max(learner.classes, default=-1) + 1)

@@ -24,7 +24,7 @@ Array = np.ndarray[Any, Any]
 
 STEPS = 20
 SHOWN = 1500  # points of a large class that are drawn; numbers are of all
-_COLOURS = ("#D55E00", "#0072B2")
+_COLOURS = ("#0072B2", "#D55E00")  # GRASP and uniform rehearsal, as in the report
 _PAUSE = 500  # milliseconds
 
 

@@ -122,6 +122,8 @@ def content(of: Report, progress: str = "") -> dict[str, Any]:
     """What changes while a run goes on: the `body` as HTML, and the `figures` by their places in it."""
     drawn: dict[str, Any] = {}
     body = [progress, _head(of)]
+    if of.beside:
+        body.append(_part("paper", "Beside the paper", table_card(of.beside, "all")))
     for place, experiment in enumerate(of.experiments):
         body.append(_article(experiment, place, drawn, of.picked[place] if of.samples is not None else None))
     body.append(_around(of))
@@ -219,8 +221,7 @@ def _part(name: str, heading: str, inner: str) -> str:
 
 def _around(of: Report) -> str:
     """What concerns all experiments."""
-    parts = table_card(of.beside, "all") if of.beside else ""
-    parts += table_card(runs_table(of.runs), "all")
+    parts = table_card(runs_table(of.runs), "all")
     differ, common = environment(of.runs)
     parts += (table_card(differ, "all") if differ.rows else "") + folded(common, "all")
     return f'<section class="part" id="runs"><h2>Runs and environment</h2>{parts}</section>'

@@ -34,6 +34,7 @@ def published() -> dict[str, dict[str, Any]]:
 
 def beside(experiments: Sequence[Experiment], which: str) -> Table:
     """A table of the paper with our mean over seeds beside each published number, – where no run fits."""
+    which = f"table-{which}" if which.isdecimal() else which
     if which not in published():
         raise GraspError(f"there is no {which!r} of the paper; {nearest(which, published())}")
     table = published()[which]
@@ -56,7 +57,9 @@ def beside(experiments: Sequence[Experiment], which: str) -> Table:
             cells.append(_ours(max(groups, key=lambda g: len(g.runs)), column, digits) if groups else figure(math.nan))
             if groups and condition:
                 used.add(f"{_name(groups[0])} ({condition.updates}, buffer {condition.buffer})")
-    about = f"{table['title']}. Ours: {'; '.join(sorted(used)) or 'no run fits'}."
+    about = (
+        f"{table['title']}. Ours: {'; '.join(sorted(used)) or 'no run of its preset, ' + table['preset'] + ', fits'}."
+    )
     return Table(which, f"Beside the paper's Table {which.removeprefix('table-')}", columns, rows, about)
 
 
@@ -65,7 +68,7 @@ def _place(
 ) -> tuple[Experiment, Condition] | None:
     """Where the runs of a column come from: one budget and buffer of one experiment, for all rows of a learner.
 
-    Runs named after the paper's preset come first, then those that fill most rows, then most seeds.
+    They are of the table's preset, at any scale; those that fill most rows come first, then those with most seeds.
     """
     rows = [other for other in table["rows"] if other.get("learner") == row.get("learner")]
     found = []
@@ -75,16 +78,14 @@ def _place(
                 other["policy"]: group
                 for group in experiment.at(condition)
                 for other in rows
-                if group.finished and _fits(group, other, column)
+                if group.finished and _fits(group, other, {"preset": table["preset"], **column})
             }
             if fitting:
-                preset = column.get("preset", table["preset"])
-                named = any(_is(group, preset) for group in fitting.values())
                 seeds = sum(len(group.runs) for group in fitting.values())
-                found.append((named, len(fitting), seeds, experiment, condition))
+                found.append((len(fitting), seeds, experiment, condition))
     if not found:
         return None
-    *_, experiment, condition = max(found, key=lambda place: place[:3])
+    *_, experiment, condition = max(found, key=lambda place: place[:2])
     return experiment, condition
 
 
@@ -111,7 +112,8 @@ def _name(group: Group) -> str:
 
 def _is(group: Group, preset: str) -> bool:
     """Whether a group's runs are of a preset, at any scale, rehearsal and memory; imagenet-1k-iid is another."""
-    return re.fullmatch(rf"{re.escape(preset)}(-(small|smoke|latent|veridical|unbounded))*", _name(group)) is not None
+    variants = r"(-(small|smoke|latent|veridical|unbounded))*"
+    return re.fullmatch(rf"((derpp|gdumb)-)?{re.escape(preset)}{variants}", _name(group)) is not None
 
 
 def _ours(group: Group, column: Mapping[str, Any], digits: int) -> Cell:

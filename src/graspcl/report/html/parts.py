@@ -58,13 +58,13 @@ def _sure(against: Against) -> str:
     if not math.isnan(against.p):
         of = "" if against.tested == against.seeds else f" over {counted(against.tested, 'seed', 'seeds')}"
         sign = "" if against.p < 0.001 else "= "
-        found.append(f"{'median ' if against.tested > 1 else ''}p {sign}{said(against.p)}{of}")
+        found.append(f"{'median ' if against.tested > 1 else 'one seed, McNemar’s '}p {sign}{said(against.p)}{of}")
     return "".join(f" · {text}" for text in found)
 
 
 def card(figure: Figure, name: str, drawn: dict[str, Any]) -> str:
     place = f"{name}-{figure.name}"
-    drawn[place] = {"layout": figure.layout, "views": [asdict(view) for view in figure.views]}
+    drawn[place] = {"choice": figure.choice, "layout": figure.layout, "views": [asdict(view) for view in figure.views]}
     choose, tag = "", '<span class="tag"></span>'
     if len(figure.views) > 1 and figure.choice != "condition":
         options = "".join(f"<option>{safe(cut(view.label, 90))}</option>" for view in figure.views)

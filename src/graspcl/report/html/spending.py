@@ -131,7 +131,7 @@ def times(experiment: Experiment) -> Figure:
         whole = {m.learner + m.others: sum(own) for m, own in parts.items() if m.policy == ground}
         known = [m for m in reversed(done) if not math.isnan(sum(parts[m]) / whole.get(m.learner + m.others, math.nan))]
         data: list[Trace] = []
-        for place, (name, colour) in enumerate((("updates", "#56B4E9"), ("selection", "#D55E00"))):
+        for place, (name, colour) in enumerate((("updates", "#56B4E9"), ("selection", "#808080"))):
             shares = [parts[m][place] / whole[m.learner + m.others] for m in known]
             data.append(
                 {"type": "bar", "orientation": "h", "name": name, "y": [wrapped(m.label) for m in known],

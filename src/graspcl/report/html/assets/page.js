@@ -62,12 +62,13 @@
     };
   }
 
-  // Which view: by the card's own choice, or by the experiment's, if the figure has such a view.
+  // Which view: by the card's own choice, or by the experiment's; -1 if the figure has none for that.
   function chosen(card, figure) {
     const select = card.querySelector("select");
     if (select) return select.selectedIndex;
+    if (figure.choice !== "condition") return 0;
     const condition = card.closest("article").querySelector("select[data-choice=condition]")?.value;
-    return Math.max(0, figure.views.findIndex((view) => view.label === condition));
+    return condition === undefined ? 0 : figure.views.findIndex((view) => view.label === condition);
   }
 
   function draw(card) {
@@ -75,6 +76,12 @@
     const box = card.querySelector(".chart");
     if (!figure || !box.clientWidth) return;
     const view = figure.views[chosen(card, figure)];
+    if (!view) {
+      Plotly.purge(box);
+      box.textContent = "Nothing to draw for this choice.";
+      return;
+    }
+    if (!box.classList.contains("js-plotly-plot")) box.textContent = "";
     const error = { color: colour("--soft") };
     for (const trace of view.data) {
       for (const name of ["error_x", "error_y"]) if (trace[name]) Object.assign(trace[name], error);
