@@ -8,6 +8,7 @@ import numpy as np
 import tomli_w
 
 from graspcl.metric import accuracies
+from graspcl.report.html.figures import figures
 
 BASE, PER_SESSION, TESTS, STORED, BATCH = 2, 1, 10, 40, 8
 
@@ -108,3 +109,20 @@ def make_sweep(folder, policies=("grasp", "uniform_balanced", "uniform", "mir"),
                     spend = {"times": times, "capacity": capacity, "updates": int(10 * times)}
                     make_run(place, policy, seed, right=right, drift=True, **spend, **others)
     return folder
+
+
+def only(report):
+    """The one experiment of a report."""
+    assert len(report.experiments) == 1
+    return report.experiments[0]
+
+
+def column(table, heading):
+    """Cells below a heading."""
+    place = [column.heading for column in table.columns].index(heading)
+    return [row[place] for row in table.rows]
+
+
+def by_name(experiment):
+    """Figures."""
+    return {figure.name: figure for figure in figures(experiment)}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from making import BASE, make_run, make_sweep, write_json
+from making import BASE, by_name, column, make_run, make_sweep, only, write_json
 
 from graspcl.errors import GraspError
 from graspcl.metric import mcnemar, saved_updates
@@ -32,20 +32,6 @@ FIGURES = {
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory):
     return make_sweep(tmp_path_factory.mktemp("sweep"))
-
-
-def only(report):
-    assert len(report.experiments) == 1
-    return report.experiments[0]
-
-
-def column(table, heading):
-    place = [column.heading for column in table.columns].index(heading)
-    return [row[place] for row in table.rows]
-
-
-def by_name(experiment):
-    return {figure.name: figure for figure in figures(experiment)}
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------

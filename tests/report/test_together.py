@@ -6,33 +6,18 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from making import make_run, write_json
+from making import by_name, column, make_run, only, write_json
 
 from graspcl.experiment.config import Config, as_plain, identity
 from graspcl.experiment.shown import open_shown
 from graspcl.report.html import gather
 from graspcl.report.html.drawing import by_runs, over_seeds
-from graspcl.report.html.figures import figures
 from graspcl.report.html.grouping import flat
 from graspcl.report.html.labels import LABEL, cut, told_apart, wrapped
 from graspcl.report.html.page import content
 from graspcl.report.html.paper import beside
 from graspcl.report.html.tables import costs, summary
 from graspcl.report.html.together import _BESIDE, _GROUPS_BESIDE
-
-
-def only(report):
-    assert len(report.experiments) == 1
-    return report.experiments[0]
-
-
-def column(table, heading):
-    place = [column.heading for column in table.columns].index(heading)
-    return [row[place] for row in table.rows]
-
-
-def by_name(experiment):
-    return {figure.name: figure for figure in figures(experiment)}
 
 
 def change(file, **values):

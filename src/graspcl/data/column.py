@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from graspcl.data.delimited import _delimiter, _fields_of_any_length, _Lines, _records
-from graspcl.data.formats import READERS, _refuse_utf16, _values
+from graspcl.data.delimited import open_delimited
+from graspcl.data.formats import READERS, refuse_utf16, values_of
 from graspcl.errors import GraspError, nearest, require
 
 
@@ -34,7 +33,7 @@ def read_column(path: Path, name: str) -> list[Field]:
     kind = path.suffix.lower()
     readers = {".txt": _lines, ".csv": _delimited, ".tsv": _delimited, ".parquet": _parquet}
     try:
-        _refuse_utf16(path)
+        refuse_utf16(path)
         return list(readers.get(kind, _json_lines)(path, name))
     except OSError as error:
         raise GraspError(f"{path} cannot be read: {error.strerror or error}") from error
@@ -50,22 +49,9 @@ def _lines(path: Path, name: str) -> Iterator[Field]:
 
 
 def _delimited(path: Path, name: str) -> Iterator[Field]:
-    with (
-        open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as handle,
-        _fields_of_any_length(),
-    ):
-        first, usual = handle.readline(), "\t" if path.suffix.lower() == ".tsv" else ","
-        if not first:
-            raise GraspError(f"{path} is empty")
-        lines = _Lines(chain([first], handle))
-        reader = csv.reader(lines, delimiter=_delimiter(first, usual), strict=True)
-        try:
-            header = [column.strip() for column in next(reader)]
-        except csv.Error as error:
-            raise GraspError(f"{path} row 1, the header, is malformed: {error}") from error
+    with open_delimited(path, "\t" if path.suffix.lower() == ".tsv" else ",") as (header, records):
         at = _at(path, header, name)
-        for record in _records(reader, lines, len(header), at, at):
-            yield Field(record.number, record.text, record.wrong)
+        yield from (Field(record.number, record.text, record.wrong) for record in records(at, at))
 
 
 def _json_lines(path: Path, name: str) -> Iterator[Field]:
@@ -93,7 +79,7 @@ def _parquet(path: Path, name: str) -> Iterator[Field]:
     try:
         with parquet.ParquetFile(path) as file:
             _at(path, file.schema_arrow.names, name)
-            values = chain.from_iterable(_values(batch.column(0)) for batch in file.iter_batches(columns=[name]))
+            values = chain.from_iterable(values_of(batch.column(0)) for batch in file.iter_batches(columns=[name]))
             for row, value in enumerate(values, start=1):
                 yield Field(row, value.decode(errors="surrogateescape") if isinstance(value, bytes) else value)
     except (OSError, ValueError, pyarrow.ArrowException) as error:

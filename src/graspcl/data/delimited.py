@@ -6,8 +6,9 @@ import csv
 import re
 import threading
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +37,15 @@ def read_delimited(path: Path, text: str, label: str, rows: Rows, delimiter: str
     >>> rows.texts, rows.labels, rows.problems
     (['Rates fall', 'Goal!'], ['1', '2'], ['news.csv row 4: no label'])
     """
+    with open_delimited(path, delimiter) as (header, records):
+        check_columns(str(path), header, text, label)
+        found = list(records(header.index(text), header.index(label)))
+    _add(found, rows)
+
+
+@contextmanager
+def open_delimited(path: Path, delimiter: str) -> Iterator[tuple[list[str], Callable[[int, int], Iterator[Record]]]]:
+    """The header of the file at `path`, and what gives its records once told which columns text and label are."""
     # Bytes that are not UTF-8 become lone surrogates, so that they spoil no more than their own row.
     with (
         open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as handle,
@@ -50,9 +60,7 @@ def read_delimited(path: Path, text: str, label: str, rows: Rows, delimiter: str
             header = [name.strip() for name in next(reader)]
         except csv.Error as error:
             raise GraspError(f"{path} row 1, the header, is malformed: {error}") from error
-        check_columns(str(path), header, text, label)
-        found = list(_records(reader, lines, len(header), header.index(text), header.index(label)))
-    _add(found, rows)
+        yield header, partial(_records, reader, lines, len(header))
 
 
 def _delimiter(header: str, usual: str) -> str:
@@ -61,7 +69,9 @@ def _delimiter(header: str, usual: str) -> str:
     return next(parts, usual)
 
 
-class _Record(NamedTuple):
+class Record(NamedTuple):
+    """A row by its number: its text and label, or what is wrong with it."""
+
     number: int
     text: str = ""
     label: str = ""
@@ -69,7 +79,7 @@ class _Record(NamedTuple):
     again: bool = False  # whether it was read again, after a quote left open
 
 
-def _records(reader: Any, lines: _Lines, columns: int, text_at: int, label_at: int) -> Iterator[_Record]:
+def _records(reader: Any, lines: _Lines, columns: int, text_at: int, label_at: int) -> Iterator[Record]:
     for number in count(2):
         again = lines.begin_row()
         try:
@@ -78,18 +88,18 @@ def _records(reader: Any, lines: _Lines, columns: int, text_at: int, label_at: i
             return
         except csv.Error as error:
             lines.give_back()
-            yield _Record(number, wrong=f"malformed, is a quote left open? ({error})")
+            yield Record(number, wrong=f"malformed, is a quote left open? ({error})")
             continue
         if not fields:
             continue  # a blank line
         if len(fields) != columns:
             found = "1 column" if len(fields) == 1 else f"{len(fields)} columns"
-            yield _Record(number, wrong=f"{found} where the header has {columns}")
+            yield Record(number, wrong=f"{found} where the header has {columns}")
         else:
-            yield _Record(number, fields[text_at], fields[label_at].strip(), again=again)
+            yield Record(number, fields[text_at], fields[label_at].strip(), again=again)
 
 
-def _add(found: Sequence[_Record], rows: Rows) -> None:
+def _add(found: Sequence[Record], rows: Rows) -> None:
     # Lines of a text that was cut off must not pass for rows of new classes; a class has more than one row.
     seen = Counter(_told_by(record.label) for record in found if not record.wrong)
     doubtful = {record.number for record in found if record.again and seen[_told_by(record.label)] == 1}

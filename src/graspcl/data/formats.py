@@ -36,7 +36,7 @@ def read_rows(path: Path, text: str, label: str) -> Rows:
     if path.suffix.lower() not in READERS:
         raise GraspError(f"{path} is no table; its name must end in one of {', '.join(READERS)}")
     try:
-        _refuse_utf16(path)
+        refuse_utf16(path)
         READERS[path.suffix.lower()](path, text, label, rows)
     except OSError as error:
         raise GraspError(f"{path} cannot be read: {error.strerror or error}") from error
@@ -83,7 +83,7 @@ def _read_parquet(path: Path, text: str, label: str, rows: Rows) -> None:
         with parquet.ParquetFile(path) as file:
             check_columns(str(path), file.schema_arrow.names, text, label)
             for batch in file.iter_batches(columns=[text, label]):
-                for values in zip(_values(batch.column(text)), _values(batch.column(label)), strict=True):
+                for values in zip(values_of(batch.column(text)), values_of(batch.column(label)), strict=True):
                     number += 1
                     rows.add(number, *values)
     except (OSError, ValueError, pyarrow.ArrowException) as error:
@@ -100,13 +100,14 @@ READERS: dict[str, Callable[[Path, str, str, Rows], None]] = {
 }  # how a file is read, by the end of its name
 
 
-def _refuse_utf16(path: Path) -> None:
+def refuse_utf16(path: Path) -> None:
+    """An error for a file in UTF-16, in which no row could be read."""
     with open(path, "rb") as handle:
         if handle.read(2) in (b"\xff\xfe", b"\xfe\xff"):
             raise GraspError(f"{path} is in UTF-16; save it as UTF-8")
 
 
-def _values(column: Any) -> list[Any]:
+def values_of(column: Any) -> list[Any]:
     """The values of a pyarrow column; bytes, if some of its texts are not UTF-8."""
     try:
         values: list[Any] = column.to_pylist()
