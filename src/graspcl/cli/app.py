@@ -96,7 +96,8 @@ def demo(
                 named = {"data.path": data, "data.text": text_column, "data.label": label_column}
                 settings = fitted(change(settings, named))
             paths = run_all(settings, choices, range(seeds), folder, bars, processes)
-            tables.append(comparison(about(name)["title"], rows(paths), console.width))
+            title = about(name)["title"] if data is None else f"{data}, {settings.data.classes} classes"
+            tables.append(comparison(title, rows(paths), console.width))
     for table in tables:
         console.print()
         console.print(table)

@@ -78,7 +78,9 @@ def open_data(config: Config) -> tuple[Samples[Any], Array]:
     if data.tasks is None and (data.classes, data.per_class, data.test_per_class) != (None, None, None):
         number = data.classes if data.classes is not None else len(order)
         if number > len(order):
-            raise GraspError(f"--data.classes {number}: {samples.name} has only {len(order)} classes")
+            base = min(config.stream.base_classes, max(1, len(order) // 3))
+            fit = f"--data.classes {len(order)} --stream.base_classes {base}"
+            raise GraspError(f"--data.classes {number}: {samples.name} has only {len(order)} classes; {fit} would fit")
         chosen = order[:number]
         samples = Subset(
             samples, np.sort(chosen), data.per_class, data.test_per_class, rng=generator(0, "subset")
