@@ -243,6 +243,8 @@ def test_every_learner(driver, straight, tmp_path, learner, policy):
     "run groceries --scale smoke --checkpoint.seconds 0 --data.pixels 96",
     "run imagenet-300 --scale smoke --checkpoint.seconds 0 --base.epochs 3",
     "run imagenet-1k --scale smoke --checkpoint.seconds 0 --base.method swav --base.epochs 3",
+    "run text-order-1 --scale smoke --checkpoint.seconds 0 --learner.regularised true --learner.balance task",
+    "run text-order-4 --scale smoke --checkpoint.seconds 0 --rehearsal veridical",
 ])  # fmt: skip
 def test_the_networks_of_presets(driver, straight, tmp_path, command):
     kills = ["after observe 2", "before step 2", "amid write 3", "before finish 1"]
