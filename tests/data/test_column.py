@@ -43,3 +43,9 @@ def test_bad_rows_are_told_and_the_others_read(tmp_path):
     table.write_text("")
     with pytest.raises(GraspError, match="is empty"):
         read_column(table, "text")
+
+
+def test_a_value_that_is_there_twice_is_none(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "a", "text": "b"}\n{"text": "c"}\n')
+    twice, sound = read_column(tmp_path / "a.jsonl", "text")
+    assert twice.value is None and "twice" in twice.fault and tuple(sound) == (2, "c", "")

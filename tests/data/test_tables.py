@@ -19,6 +19,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from graspcl.data import TextTable
+from graspcl.data.formats import read_rows
 from graspcl.errors import GraspError
 
 pa = pytest.importorskip("pyarrow")
@@ -620,3 +621,8 @@ def test_real_texts_are_what_the_csv_module_reads() -> None:
     content = (SHARED / "yelp" / "train.csv").read_text(encoding="utf-8")
     rows = list(csv.DictReader(io.StringIO(content, newline="")))
     assert everything(table) == [(row["text"], row["label"]) for row in rows]
+
+
+def test_a_plus_makes_no_other_number(tmp_path):
+    (tmp_path / "a.csv").write_text("text,label\nx,+1\ny,1.0\nz,1\nw,2\n")
+    assert read_rows(tmp_path / "a.csv", "text", "label").labels == ["1", "1", "1", "2"]

@@ -11,7 +11,8 @@ def test_more_classes_than_there_are_become_those_there_are(small, tmp_path):
     wanted = change(small, {"data.classes": 30, "stream.base_classes": 10, "stream.sessions": 20})
     found = fitted(wanted)
     assert (found.data.classes, found.stream.base_classes, found.stream.sessions) == (12, 4, 8)
-    with pytest.raises(GraspError, match=r"has only 12 classes; --data.classes 12 --stream.base_classes 4 would fit"):
+    said = "has only 12 classes; --data.classes 12 --stream.base_classes 4 --stream.sessions 8 would fit"
+    with pytest.raises(GraspError, match=said):
         run(wanted, tmp_path / "run")
 
 

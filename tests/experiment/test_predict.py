@@ -244,3 +244,9 @@ def test_texts_are_predicted_as_in_the_run_after_its_data_are_gone(options, tmp_
     }  # fmt: skip
     with pytest.raises(GraspError, match="the run learned texts: give a list of strings"):
         learned.predict(np.zeros((2, 3, 16, 16), np.uint8))
+    backwards = inputs.numpy()[:, ::-1]  # arrays of any layout and byte order are taken
+    assert learned.predict(backwards.astype(backwards.dtype.newbyteorder(">"))[:, ::-1]).names == found.names
+    if config.network.name == "vector":
+        for wrong in (np.zeros((2, 5)), np.full((2, 256), np.nan)):
+            with pytest.raises(GraspError, match=r"the network takes finite vectors \[n, 256\]"):
+                learned.predict(wrong)

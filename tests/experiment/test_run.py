@@ -16,7 +16,7 @@ from graspcl.experiment.config import BaseConfig, StreamConfig
 from graspcl.experiment.measure import arrivals
 from graspcl.experiment.progress import Silent
 from graspcl.experiment.source import SOURCES
-from graspcl.experiment.start import forget, ready
+from graspcl.experiment.start import _stamp, forget, ready
 from graspcl.report.html.reading import read_run
 from graspcl.stream import ClassIncremental, Stream
 
@@ -147,3 +147,11 @@ def test_whole_classes_are_measured_before_a_session(small, tmp_path):
     assert all(measured[labels == k].all() for k in np.unique(labels[measured]))
     rise = read_run(tmp_path / "run").rehearsed.distance
     assert np.nanmean(rise[: len(rise) // 3]) < np.nanmean(rise[-len(rise) // 3 :])  # GRASP: from easy to hard
+
+
+def test_links_to_nowhere_among_the_data_are_no_mistake(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "broken.png").symlink_to(tmp_path / "nowhere")
+    before = _stamp(str(tmp_path))
+    (tmp_path / "a" / "new.png").write_bytes(b"x")
+    assert _stamp(str(tmp_path)) != before and _stamp("listings") == _stamp(None) == []

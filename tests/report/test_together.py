@@ -209,6 +209,14 @@ def test_a_preset_is_met_by_its_whole_name(tmp_path, name, fits):
     assert rows[1][8].text == ("90.00" if fits else "–")  # nothing stands in for it
 
 
+def test_other_runs_of_the_same_experiment_do_not_pass_for_the_preset(tmp_path):
+    make_run(tmp_path / "own", "grasp", name="imagenet-1k-unbounded", right=9)
+    for seed in range(2):  # more seeds
+        make_run(tmp_path / f"mine{seed}", "grasp", seed, name="mine", right=2, config={"optimiser": {"lr": 0.9}})
+    table = beside(gather([tmp_path]).experiments, "table-4")
+    assert table.rows[1][8].text == "90.00" and "imagenet-1k-unbounded" in table.about and "mine" not in table.about
+
+
 def test_streams_of_tasks_have_their_own_measure(tmp_path):
     folder = make_run(tmp_path / "a")
     assert "α tasks" not in [column.heading for column in summary(only(gather([tmp_path]))).columns]

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from graspcl.data.delimited import open_delimited
-from graspcl.data.formats import READERS, refuse_utf16, values_of
+from graspcl.data.formats import READERS, json_object, refuse_utf16, values_of
+from graspcl.data.rows import TWICE
 from graspcl.errors import GraspError, nearest, require
 
 
@@ -61,13 +62,14 @@ def _json_lines(path: Path, name: str) -> Iterator[Field]:
             if not line.strip():
                 continue
             try:
-                record = json.loads(line)
+                record = json.loads(line, object_pairs_hook=json_object)
             except (ValueError, RecursionError) as error:
                 yield Field(row, None, f"malformed JSON: {error}")
                 continue
             if isinstance(record, dict):
                 columns.update(dict.fromkeys(record))
-                yield Field(row, record.get(name))
+                twice = record.get(name) is TWICE
+                yield Field(row, None if twice else record.get(name), f"it has {name!r} twice" if twice else "")
             else:
                 yield Field(row, None, "not an object with columns")
     if columns:

@@ -126,7 +126,9 @@ def _value(label: str, numbers: bool) -> object:
     """A label as it is meant. Whole numbers stay as they are written: 007 is a name, and digits may be many."""
     if label in _NO_LABEL:
         return None
-    return float(label) if numbers and set(label) & set(".eE") else label
+    if numbers:
+        return float(label) if set(label) & set(".eE") else label.removeprefix("+")
+    return label
 
 
 class _Lines(Iterator[str]):

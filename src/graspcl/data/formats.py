@@ -51,7 +51,7 @@ def _read_jsonl(path: Path, text: str, label: str, rows: Rows) -> None:
             if not line:
                 continue
             try:
-                record = json.loads(line.decode(), object_pairs_hook=_object)
+                record = json.loads(line.decode(), object_pairs_hook=json_object)
             except UnicodeDecodeError:
                 rows.report(number, "not UTF-8")
             except json.JSONDecodeError as error:
@@ -68,7 +68,7 @@ def _read_jsonl(path: Path, text: str, label: str, rows: Rows) -> None:
         check_columns(str(path), list(columns), text, label)
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object, in which a name that comes twice is marked: neither value is the right one."""
     found: dict[str, Any] = {}
     for name, value in pairs:

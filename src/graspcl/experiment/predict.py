@@ -83,6 +83,8 @@ class Learned:
         if isinstance(inputs, str | bytes | Path):
             raise GraspError(f"predict takes a list of {self.reads}; write predict([one])")
         if isinstance(inputs, np.ndarray) and inputs.dtype.kind in "biuf":
+            wide = np.int64 if inputs.dtype.kind in "biu" and self.reads == "texts" else inputs.dtype.newbyteorder("=")
+            inputs = np.array(inputs, dtype=np.float32 if inputs.dtype.kind == "f" else wide, order="C")
             inputs = torch.from_numpy(inputs)
         if isinstance(inputs, Tensor):
             self._check_array(inputs)
@@ -133,6 +135,10 @@ class Learned:
     def _check_array(self, inputs: Tensor) -> None:
         if self.reads == "texts" and inputs.ndim != 2:
             raise GraspError(f"the run learned texts: give a list of strings, not an array {list(inputs.shape)}")
+        if self.config.network.name == "vector":
+            wanted = int(self.config.network.parameters.get("dim", 256))
+            if inputs.shape[1] != wanted or not inputs.is_floating_point() or not inputs.isfinite().all():
+                raise GraspError(f"the network takes finite vectors [n, {wanted}], not these {list(inputs.shape)}")
         shape = (3, self.config.data.pixels, self.config.data.pixels)
         if self.reads == "images" and (inputs.dtype != torch.uint8 or inputs.shape[1:] != shape):
             raise GraspError(

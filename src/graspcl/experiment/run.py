@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -50,9 +51,18 @@ def run(config: Config, folder: Path, progress: Progress | None = None, base: Pa
         summary = RunFolder(folder).summary()
         catch_up(config.log, as_plain(config), folder, summary, progress.note)
         return summary
-    start, place = ready(config, progress), RunFolder(folder)
-    with alone(folder), Live(folder) as live:
-        return Run(config, start, place, progress, base or folder / "base", live).finish()
+    with contextlib.ExitStack() as stack:
+        live = None
+        if held(folder, config):  # a run that goes on is at work from now on; a new one when its data are found good
+            live = _at_work(folder, stack)
+        start = ready(config, progress)
+        live = live or _at_work(folder, stack)
+        return Run(config, start, RunFolder(folder), progress, base or folder / "base", live).finish()
+
+
+def _at_work(folder: Path, stack: contextlib.ExitStack) -> Live:
+    stack.enter_context(alone(folder))
+    return stack.enter_context(Live(folder))
 
 
 class Run:

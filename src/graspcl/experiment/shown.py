@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from graspcl.data import Samples, Subset
+from graspcl.data.hub import HUB
 from graspcl.errors import GraspError
 from graspcl.experiment.settings import from_plain, read_toml
 from graspcl.experiment.source import open_data
@@ -67,6 +68,8 @@ def open_shown(folder: Path) -> Shown:
     model = config.network.parameters.get("model") if config.network.name == "transformer" else None
     if model is not None and not Path(str(model)).exists():  # the hub would be asked
         raise GraspError(f"the tokenizer {model} is in no folder here, and a report fetches nothing")
+    if config.data.path.startswith(HUB):
+        raise GraspError(f"the data {config.data.path} are on the hub, and a report fetches nothing")
     samples, _ = open_data(config)
     then = json.loads((folder / "environment.json").read_text(encoding="utf-8"))["fingerprint"]
     if samples.fingerprint() != then:

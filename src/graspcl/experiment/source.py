@@ -79,7 +79,8 @@ def open_data(config: Config) -> tuple[Samples[Any], Array]:
         number = data.classes if data.classes is not None else len(order)
         if number > len(order):
             base = min(config.stream.base_classes, max(1, len(order) // 3))
-            fit = f"--data.classes {len(order)} --stream.base_classes {base}"
+            sessions = max(1, min(config.stream.sessions, len(order) - base))
+            fit = f"--data.classes {len(order)} --stream.base_classes {base} --stream.sessions {sessions}"
             raise GraspError(f"--data.classes {number}: {samples.name} has only {len(order)} classes; {fit} would fit")
         chosen = order[:number]
         samples = Subset(

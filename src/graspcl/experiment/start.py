@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -103,8 +104,11 @@ def _stamp(path: str | None) -> list[tuple[str, int, int]]:
     """Changes when a file is written anew, or in a folder one of its files, or when one comes or goes a level below."""
     if path is None or not (root := Path(path)).exists():  # data may be a name
         return []
-    found = ((str(place), place.stat()) for place in (root, *sorted(root.glob("*")), *sorted(root.glob("*/*"))))
-    return [(name, state.st_size, state.st_mtime_ns) for name, state in found]
+    found = []
+    for place in (root, *sorted(root.glob("*")), *sorted(root.glob("*/*"))):
+        with contextlib.suppress(OSError):  # a link to nowhere, or a file that was just deleted
+            found.append((str(place), place.stat().st_size, place.stat().st_mtime_ns))
+    return found
 
 
 def forget() -> None:

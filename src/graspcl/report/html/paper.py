@@ -53,10 +53,12 @@ def beside(experiments: Sequence[Experiment], which: str) -> Table:
             experiment, condition = _place(experiments, table, row, column) or (None, None)
             spread = row["std"][place] if "std" in row else math.nan
             cells.append(figure(row["values"][place], digits, spread))
-            groups = [g for g in experiment.at(condition) if _fits(g, row, column)] if experiment and condition else []
-            cells.append(_ours(max(groups, key=lambda g: len(g.runs)), column, digits) if groups else figure(math.nan))
-            if groups and condition:
-                used.add(f"{_name(groups[0])} ({condition.updates}, buffer {condition.buffer})")
+            own = {"preset": table["preset"], **column}
+            groups = [g for g in experiment.at(condition) if _fits(g, row, own)] if experiment and condition else []
+            best = max(groups, key=lambda g: len(g.runs), default=None)
+            cells.append(figure(math.nan) if best is None else _ours(best, column, digits))
+            if best is not None and condition:
+                used.add(f"{_name(best)} ({condition.updates}, buffer {condition.buffer})")
     about = (
         f"{table['title']}. Ours: {'; '.join(sorted(used)) or 'no run of its preset, ' + table['preset'] + ', fits'}."
     )
