@@ -61,6 +61,7 @@ def run(config: Config, folder: Path, progress: Progress | None = None, base: Pa
 
 
 def _at_work(folder: Path, stack: contextlib.ExitStack) -> Live:
+    RunFolder(folder)  # is made, if need be: the lock lies in it
     stack.enter_context(alone(folder))
     return stack.enter_context(Live(folder))
 
