@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -74,7 +73,7 @@ def predict(
     find = partial(_texts, column=column, many=len(inputs) > 1) if learned.reads == "texts" else _images
     table = _Table(learned, top, [one for each in inputs for one in find(each, run)])
     if output is None:
-        _printed(table.write)
+        table.write(sys.stdout)
     else:
         try:
             write_whole(output, lambda file: _as_text(file, table.write))
@@ -195,11 +194,3 @@ def _as_text(file: IO[bytes], write: Callable[[IO[str]], None]) -> None:
     write(text)
     text.flush()
     text.detach()
-
-
-def _printed(write: Callable[[IO[str]], None]) -> None:
-    try:
-        write(sys.stdout)
-        sys.stdout.flush()
-    except BrokenPipeError:  # whoever reads has seen enough, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

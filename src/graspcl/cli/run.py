@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 from rich.console import Console
@@ -22,9 +22,6 @@ from graspcl.cli.options import (
     resolve,
 )
 from graspcl.errors import GraspError
-
-if TYPE_CHECKING:
-    pass
 
 List = Annotated[str, Parameter(show_default=False)]  # its help tells the default
 
