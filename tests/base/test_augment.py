@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from graspcl.base.augment import random_blur, random_colours, random_views
+from graspcl.pretrain.augment import random_blur, random_colours, random_views
 
 
 def ramps(number: int, pixels: int = 32) -> torch.Tensor:

@@ -9,7 +9,10 @@ import pytest
 import torch
 from tiny_network import same, seeded, stripes, tiny
 
-from graspcl.base import (
+from graspcl.codec import OPQ, Codec, Half
+from graspcl.errors import GraspError
+from graspcl.model import vector_network
+from graspcl.pretrain import (
     SupervisedSettings,
     SwavSettings,
     fit_codec,
@@ -18,10 +21,7 @@ from graspcl.base import (
     train_supervised,
     train_swav,
 )
-from graspcl.base.initialise import _some_locations
-from graspcl.codec import OPQ, Codec, Half
-from graspcl.errors import GraspError
-from graspcl.model import vector_network
+from graspcl.pretrain.initialise import _some_locations
 
 IMAGES, LABELS = stripes(24)
 SUPERVISED = SupervisedSettings(epochs=2, batch_size=8, lr=0.05)

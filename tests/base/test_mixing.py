@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from graspcl.base import cutmix, mixup
 from graspcl.errors import GraspError
+from graspcl.pretrain import cutmix, mixup
 
 
 def batch(number: int = 12, classes: int = 5, pixels: int = 10) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,11 +9,11 @@ from tiny_network import same, stripes, tiny
 from torch import nn
 from torch.nn import functional as F
 
-from graspcl.base import SupervisedSettings, SupervisedTrainer, train_accuracy, train_supervised
-from graspcl.base.trainer import learning
 from graspcl.errors import GraspError
-from graspcl.experiment.checkpoint import load_state, save_state
 from graspcl.model import mobilenet_v3_large
+from graspcl.pretrain import SupervisedSettings, SupervisedTrainer, train_accuracy, train_supervised
+from graspcl.pretrain.trainer import learning
+from graspcl.state import load_state, save_state
 
 IMAGES, LABELS = stripes(48)
 

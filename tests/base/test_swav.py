@@ -12,11 +12,11 @@ from tiny_network import same, seeded, stripes, tiny
 from torch import Tensor
 from torch.nn import functional as F
 
-from graspcl.base import SwavHead, SwavSettings, SwavTrainer, sinkhorn, swapped_loss
-from graspcl.base.trainer import learning
 from graspcl.errors import GraspError
-from graspcl.experiment.checkpoint import load_state, save_state
 from graspcl.model import SplitNetwork
+from graspcl.pretrain import SwavHead, SwavSettings, SwavTrainer, sinkhorn, swapped_loss
+from graspcl.pretrain.trainer import learning
+from graspcl.state import load_state, save_state
 
 IMAGES, _ = stripes(32, pixels=20)
 
@@ -175,7 +175,7 @@ def test_the_networks_own_head_is_left_alone() -> None:
 
 
 def test_the_queue_holds_the_newest_projections_and_joins_the_assignment(monkeypatch: pytest.MonkeyPatch) -> None:
-    import graspcl.base.swav as module
+    import graspcl.pretrain.swav as module
 
     sizes: list[int] = []
 
@@ -220,7 +220,7 @@ def test_a_stopped_training_goes_on_to_the_same_bytes(tmp_path, changes) -> None
 
 
 def test_a_state_of_supervised_training_is_refused() -> None:
-    from graspcl.base import SupervisedTrainer
+    from graspcl.pretrain import SupervisedTrainer
 
     other = SupervisedTrainer(tiny(), lambda i: IMAGES[i], np.arange(32), np.zeros(32))
     with pytest.raises(GraspError, match="kind was SupervisedTrainer, is SwavTrainer"):

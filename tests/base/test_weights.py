@@ -11,10 +11,10 @@ from safetensors.torch import save_file
 from tiny_network import same, seeded, tiny
 from torch import nn
 
-from graspcl.base import load_codec, load_weights, read_header, read_weights, save_weights
 from graspcl.codec import OPQ, Half
 from graspcl.errors import GraspError
 from graspcl.model import SplitNetwork, mobilenet_v3_large, veridical
+from graspcl.pretrain import load_codec, load_weights, read_header, read_weights, save_weights
 
 
 def weights_of(network: nn.Module) -> dict[str, torch.Tensor]:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graspcl.buffer.classindex import ClassIndex
+from graspcl.buffer.class_index import ClassIndex
 
 Array = np.ndarray[Any, Any]
 labels_ = st.lists(st.integers(0, 6) | st.just(40), max_size=12)

@@ -13,9 +13,9 @@ from PIL import Image
 from graspcl.buffer import Buffer, rules
 from graspcl.codec import Encoded
 from graspcl.errors import GraspError
-from graspcl.experiment.checkpoint import load_state, save_state
 from graspcl.learner import column_shapes
 from graspcl.model import vector_network
+from graspcl.state import load_state, save_state
 
 
 def photos(number, seed=0, side=16):

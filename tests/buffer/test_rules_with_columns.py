@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from graspcl.buffer import Buffer, ByClass, Clib, GDumb, Gss, KMeans, Maintenance, MoF, rules
-from graspcl.buffer.byclass import losses
-from graspcl.buffer.coverage import herding_order
-from graspcl.buffer.spread import thinned
+from graspcl.buffer.scored_rules import herding_order, losses, thinned
 from graspcl.errors import GraspError
 
 Array = np.ndarray[Any, Any]

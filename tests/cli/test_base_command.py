@@ -17,11 +17,11 @@ import pytest
 import torch
 from cyclopts import App
 
-from graspcl.base import load_codec, load_weights, read_header, read_weights
 from graspcl.cli.base import base
 from graspcl.codec import OPQ, Half
 from graspcl.errors import GraspError
 from graspcl.model.zoo import make_network
+from graspcl.pretrain import load_codec, load_weights, read_header, read_weights
 
 pytest.importorskip("PIL", reason="needs graspcl[demo]")
 needs_opq = pytest.mark.skipif(importlib.util.find_spec("faiss") is None, reason="needs graspcl[opq]")
@@ -127,7 +127,7 @@ def test_a_list_gives_the_order_of_classes(pictures: Path, tmp_path: Path) -> No
 
 
 def test_a_stopped_command_goes_on_with_resume(pictures: Path, tmp_path: Path, monkeypatch, capsys) -> None:
-    import graspcl.experiment.checkpoint as checkpoint
+    import graspcl.state as checkpoint
 
     run(pictures, tmp_path / "straight")
     save = checkpoint.save_state

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from graspcl.experiment import preset
-from graspcl.experiment.config import as_plain
-from graspcl.experiment.presets import names
+from graspcl.settings.config import as_plain
+from graspcl.settings.presets import names
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,7 +11,7 @@ import pytest
 from graspcl.data import TextTable, TextTasks, text_order
 from graspcl.data.text_tasks import ORDERS
 from graspcl.errors import GraspError
-from graspcl.experiment.presets import preset
+from graspcl.settings.presets import preset
 from graspcl.stream import TaskIncremental
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "text"

@@ -95,7 +95,7 @@ def differences(first: Path, second: Path) -> list[str]:
     for name in sorted(files[0] & files[1]):
         if _content(first / name) != _content(second / name):
             found.append(f"{name} differs")
-    from graspcl.experiment.checkpoint import load_state
+    from graspcl.state import load_state
 
     ends = [load_state(run / max(state)) for run, state in zip((first, second), states, strict=True)]
     return found + [f"checkpoint: {where} differs" for where in unequal(*map(timeless, ends))][:5]
@@ -144,11 +144,11 @@ def unequal(first: Any, second: Any, where: str = "") -> list[str]:
 # -- the driver -------------------------------------------------------------------------------------------------------
 
 POINTS = {
-    "epoch": ("graspcl.base.trainer", "Trainer", "_epoch"),
+    "epoch": ("graspcl.pretrain.trainer", "Trainer", "_epoch"),
     "weights": ("graspcl.experiment.backbone", "", "save_weights"),
-    "shard": ("graspcl.experiment.cache", "", "_write"),
+    "shard": ("graspcl.cache", "", "_write"),
     "base": ("graspcl.experiment.start", "", "save_state"),
-    "observe": ("graspcl.learner.base", "Learner", "observe_codes"),
+    "observe": ("graspcl.learner.learner", "Learner", "observe_codes"),
     "insert": ("graspcl.buffer.buffer", "Buffer", "insert_codes"),
     "step": ("graspcl.learner.rehearsal", "Rehearsal", "step"),
     "finish": ("graspcl.learner.rehearsal", "Rehearsal", "finish"),

@@ -16,8 +16,8 @@ pytest.importorskip("fcntl", reason="file locks of this system are not used")
 PROGRAM = """
 import os, sys, time
 import numpy as np
-from graspcl.experiment.cache import cached_rows
-from graspcl.experiment.progress import Silent
+from graspcl.cache import cached_rows
+from graspcl.progress import Silent
 
 class Notes(Silent):
     def note(self, text):

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from graspcl.buffer import Buffer
+from graspcl.cache import cache_folder, cached_rows
 from graspcl.codec import Half
 from graspcl.errors import GraspError
-from graspcl.experiment.cache import cache_folder, cached_rows
-from graspcl.experiment.checkpoint import load_state, save_state
-from graspcl.experiment.progress import Silent
 from graspcl.learner import Optimiser, Rehearsal, learners
 from graspcl.model import vector_network
 from graspcl.policy import Budget
+from graspcl.progress import Silent
+from graspcl.state import load_state, save_state
 
 BUDGET = Budget(20, 8)
 LEARNERS = [("siesta", {}), ("derpp", {}), ("derpp", {"teacher": True}), ("gdumb", {}), ("gdumb", {"reset": False}),

@@ -6,9 +6,10 @@ import pytest
 from rich.console import Console
 
 from graspcl.errors import GraspError
-from graspcl.experiment import Choice, Part, choose, compare, make_workers
-from graspcl.experiment.progress import Silent
+from graspcl.experiment import Choice, Part, choose, make_workers
+from graspcl.experiment.compare import compare
 from graspcl.policy import policies
+from graspcl.progress import Silent
 from graspcl.report import bar_chart, policy_table, rows
 
 

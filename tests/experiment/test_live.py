@@ -12,8 +12,8 @@ import pytest
 
 from graspcl.errors import GraspError
 from graspcl.experiment import change, live, run
-from graspcl.experiment.progress import Silent
 from graspcl.learner import Rehearsal
+from graspcl.progress import Silent
 
 
 class Counts(Silent):

@@ -13,10 +13,10 @@ import torch
 
 from graspcl.errors import GraspError
 from graspcl.experiment import Config, change, from_plain, load_learner, run
-from graspcl.experiment.presets import preset
-from graspcl.experiment.reopen import reopen
+from graspcl.experiment.prediction import reopen
 from graspcl.experiment.source import open_data
 from graspcl.experiment.start import forget
+from graspcl.settings.presets import preset
 
 PIXELS, COLOURS = 16, ("red", "lime", "blue", "white")
 needs_minilm = pytest.mark.skipif(

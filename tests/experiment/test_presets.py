@@ -10,11 +10,11 @@ import torch
 
 from graspcl.errors import GraspError
 from graspcl.experiment import Part, change, preset, run
-from graspcl.experiment.config import as_plain
-from graspcl.experiment.presets import about, names
-from graspcl.experiment.settings import read_toml
 from graspcl.learner import Optimiser
 from graspcl.model import make_network
+from graspcl.settings.config import as_plain
+from graspcl.settings.presets import about, names
+from graspcl.settings.read import read_toml
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 VARIANTS = [*itertools.product(("latent", "veridical"), ("bounded", "unbounded"))]

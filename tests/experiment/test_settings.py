@@ -15,12 +15,12 @@ from graspcl.cli.options import parse_settings, resolve
 from graspcl.cli.run import run, sweep
 from graspcl.errors import GraspError
 from graspcl.experiment import Config, Part, change, from_plain, preset
-from graspcl.experiment.check import check
-from graspcl.experiment.config import BufferConfig, StopConfig, as_plain
-from graspcl.experiment.presets import names
-from graspcl.experiment.settings import merge, nested, read_toml, single
 from graspcl.experiment.source import SOURCES, arrange, open_data
 from graspcl.learner import Optimiser
+from graspcl.settings.config import BufferConfig, StopConfig, as_plain
+from graspcl.settings.presets import names
+from graspcl.settings.read import merge, nested, read_toml, single
+from graspcl.settings.rules import check
 from graspcl.stream import save_stream
 
 SCALES, REHEARSALS, MEMORIES = ("full", "small", "smoke"), ("latent", "veridical"), ("bounded", "unbounded")

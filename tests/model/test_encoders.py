@@ -9,9 +9,9 @@ import pytest
 import torch
 from small_encoders import LENGTH, hugging_face, save, seeded, texts
 
-from graspcl.base import load_weights, save_weights
 from graspcl.errors import GraspError
 from graspcl.model import SeededDropout, SplitNetwork, transformer_network, veridical
+from graspcl.pretrain import load_weights, save_weights
 
 THREE = {"num_hidden_layers": 3}
 ALBERT = {**THREE, "embedding_size": 16, "hidden_dropout_prob": 0.1}

@@ -17,7 +17,7 @@ import torch
 
 from graspcl.errors import GraspError
 from graspcl.model import Tokenizer, transformer_network
-from graspcl.model.hub import read_pretrained
+from graspcl.model.texts import read_pretrained
 
 needs_transformers = pytest.mark.skipif(find_spec("transformers") is None, reason="needs graspcl[text]: transformers")
 

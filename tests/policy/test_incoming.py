@@ -13,7 +13,8 @@ from chi_square import LIKELY, p_value
 from graspcl.buffer import Buffer
 from graspcl.errors import GraspError
 from graspcl.policy import Budget, Session, batches
-from graspcl.policy.incoming import IncomingPolicy, best, candidates, evenly
+from graspcl.policy.drawing import best, candidates, evenly
+from graspcl.policy.policy import IncomingPolicy
 from graspcl.testing.policies import check_policy
 
 Array = np.ndarray[Any, Any]

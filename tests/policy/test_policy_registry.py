@@ -79,7 +79,7 @@ def test_a_plugin_that_fails_is_told(tmp_path: Path) -> None:
 def test_a_plugin_cannot_take_a_known_name(tmp_path: Path) -> None:
     file = tmp_path / "thief.py"
     file.write_text(PLUGIN.replace("shuffle_my_way", "grasp"))
-    with pytest.raises(GraspError, match="two policy classes are called 'grasp'"):
+    with pytest.raises(GraspError, match="both register the policy 'grasp'"):
         load_plugin(file)
 
 

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from graspcl.buffer import Buffer
 from graspcl.errors import GraspError
-from graspcl.experiment.checkpoint import load_state, save_state
 from graspcl.policy import Budget, Policy, Session, batches, policies
+from graspcl.state import load_state, save_state
 from graspcl.testing.policies import check_policy
 
 BY_LOGITS = ["max_loss", "min_margin", "min_logit_distance", "min_confidence"]
@@ -371,10 +371,10 @@ def test_labels_without_a_column_are_told() -> None:
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"mode": "tops"}, "there is no mode 'tops'; did you mean 'top'"),
-        ({"weighting": "ranks"}, "there is no weighting 'ranks'; did you mean 'rank'"),
-        ({"temperature": 0.0}, "temperature must be finite and above 0"),
-        ({"temperature": float("nan")}, "temperature must be finite and above 0"),
+        ({"mode": "tops"}, "mode must be .*'top'"),
+        ({"weighting": "ranks"}, "weighting must be .*'rank'"),
+        ({"temperature": 0.0}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
     ],
 )
 def test_parameters_are_checked_when_the_policy_is_made(parameters: dict[str, Any], message: str) -> None:

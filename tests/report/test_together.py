@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from making import by_name, column, make_run, only, write_json
 
-from graspcl.experiment.config import Config, as_plain, identity
 from graspcl.experiment.shown import open_shown
 from graspcl.report.html import gather
 from graspcl.report.html.drawing import by_runs, over_seeds
@@ -18,6 +17,7 @@ from graspcl.report.html.page import content
 from graspcl.report.html.paper import beside
 from graspcl.report.html.tables import costs, summary
 from graspcl.report.html.together import _BESIDE, _GROUPS_BESIDE
+from graspcl.settings.config import Config, as_plain, identity
 
 
 def change(file, **values):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from graspcl.stream import ClassIncremental
-from graspcl.stream.incremental import exchanged
+from graspcl.stream.kinds import exchanged
 
 SIZES = [30, 90, 40, 10, 120, 60, 20, 130]
 LABELS = np.repeat(np.arange(8), SIZES)

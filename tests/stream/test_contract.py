@@ -7,7 +7,7 @@ import pytest
 
 from graspcl.errors import GraspError
 from graspcl.stream import Chunk, Stream, make_stream
-from graspcl.stream.base import streams
+from graspcl.stream.stream import streams
 from graspcl.testing import check_stream
 
 LABELS = np.array([0, 0, 1, 2, 1, 3, 3])

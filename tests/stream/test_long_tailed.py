@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graspcl.stream import ClassIncremental, LongTailed
-from graspcl.stream.long_tailed import long_tail, thinned
+from graspcl.stream.kinds import long_tail, thinned
 
 MINIPLACES = Path(__file__).parents[3] / "shared" / "data" / "miniplaces-lt" / "classes.tsv"
 

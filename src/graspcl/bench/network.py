@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,13 +16,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from graspcl.buffer import Buffer
+from graspcl.checks import Array
 from graspcl.codec import OPQ
 from graspcl.data import Groceries
 from graspcl.errors import GraspError, MissingExtra
 from graspcl.learner import Optimiser, Siesta
 from graspcl.model import Execution, mobilenet_v3_large
 
-Array = np.ndarray[Any, Any]
 Call = Callable[[], object]
 Stage = Callable[[Siesta], Call]
 Columns = dict[str, Siesta | str]  # a learner, or the reason why there is none

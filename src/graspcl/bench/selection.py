@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
 from graspcl.bench.figure import Figure, median_seconds
+from graspcl.checks import Array
 from graspcl.policy.drawing import group_by_class, uniform_draws
 from graspcl.policy.grasp import grasp_draws
-
-Array = np.ndarray[Any, Any]
 
 _CLASSES, _PER_CLASS, _BUDGET, _RUNS = 1000, 1281, 1_281_024, 9
 _LOOP_DRAWS = 3000

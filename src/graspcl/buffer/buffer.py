@@ -1,4 +1,4 @@
-"""The buffer: what is stored, as columns of arrays; nothing here knows about networks or policies."""
+"""Samples in slots 0 … n-1: columns of arrays and a class index. How many there may be is the buffer's business."""
 
 from __future__ import annotations
 
@@ -8,13 +8,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from graspcl.buffer import checks, ragged
 from graspcl.buffer.capacity import METADATA_BYTES, Bound
-from graspcl.buffer.maintenance import LargestClass, Maintenance, rules
-from graspcl.buffer.repeats import last_owner
-from graspcl.buffer.slots import OWN, Slots, positions
-from graspcl.buffer.storage import Storage
-from graspcl.errors import GraspError
+from graspcl.buffer.checks import (
+    Columns,
+    code_array,
+    column_arrays,
+    finite_tensor,
+    id_array,
+    label_array,
+    rule_columns,
+    unused_folder,
+)
+from graspcl.buffer.class_index import ClassIndex
+from graspcl.buffer.columns import Storage, pack, unpack
+from graspcl.buffer.maintenance import LargestClass, Maintenance, last_owner, rules
+from graspcl.checks import Array
+from graspcl.errors import GraspError, nearest
 from graspcl.random import restore_rng, rng_state
 
 if TYPE_CHECKING:
@@ -22,7 +31,120 @@ if TYPE_CHECKING:
 
     from graspcl.buffer.protocol import Codec
 
-Array = np.ndarray[Any, Any]
+# What is kept of every sample beside its code and the user's columns.
+OWN: Columns = {"labels": ((), np.int32), "ids": ((), np.int64), "births": ((), np.int64)}
+
+
+class Slots:
+    """Columns over slots 0 … n-1, where n is what is stored; `ragged` ones also keep the length of each code."""
+
+    def __init__(self, columns: Columns | None, folder: str | Path | None, ragged: bool) -> None:
+        self.index = ClassIndex()
+        self.seen = 0  # samples offered so far, kept or not
+        self._storage = Storage(folder)
+        self._ragged = ragged
+        self._extra = dict(columns or {})
+        if clash := {"codes", "lengths", *OWN} & self._extra.keys():
+            raise GraspError(f"a column cannot be called {clash.pop()!r}: the buffer has its own of that name")
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def labels(self) -> Array:
+        """Class of each stored sample [n], int32, a view."""
+        return self._view("labels")
+
+    @property
+    def ids(self) -> Array:
+        """The user's number of each stored sample [n], int64, a view."""
+        return self._view("ids")
+
+    @property
+    def births(self) -> Array:
+        """When each stored sample arrived, counted in samples offered [n], int64, a view."""
+        return self._view("births")
+
+    @property
+    def columns(self) -> Columns:
+        """The columns the buffer was made with, as name -> (shape, dtype)."""
+        return self._extra
+
+    @property
+    def classes(self) -> Array:
+        """Labels of the classes stored, sorted."""
+        return self.index.classes
+
+    @property
+    def sizes(self) -> Array:
+        """Samples of each of `classes`."""
+        return self.index.sizes
+
+    def slots_of(self, label: int) -> Array:
+        """Slots of one class, a view."""
+        return self.index.slots_of(label)
+
+    def __getitem__(self, column: str) -> Array:
+        """A named column [n, …], a view that may be written to."""
+        if column not in self._storage and column not in {**self._extra, **OWN}:
+            raise GraspError(f"the buffer has no column {column!r}; {nearest(column, [*self._extra, 'codes', *OWN])}")
+        return self._view(column)
+
+    def append(self, labels: Array) -> Array:
+        """For maintenance rules: take new slots for `labels` [n] at the end."""
+        slots = np.arange(self._count, self._count + len(labels))
+        self.index.assign(slots, labels, np.full(len(labels), -1))
+        self._storage["labels"][slots] = labels
+        self._storage["births"][slots] = self.seen + np.arange(len(labels))
+        self._count += len(labels)
+        self.seen += len(labels)
+        return slots
+
+    def overwrite(self, slots: Array, labels: Array) -> None:
+        """For maintenance rules: put `labels` [n] into occupied `slots` [n], in turn; a slot may come twice."""
+        order = np.argsort(slots, kind="stable")
+        again = np.flatnonzero(slots[order][1:] == slots[order][:-1]) + 1
+        old = self._storage["labels"][slots].astype(np.int64)
+        old[order[again]] = labels[order[again - 1]]
+        self.index.assign(slots, labels, old)
+        final = last_owner(slots)
+        self._storage["labels"][final[final >= 0]] = labels[final >= 0]
+
+    def _view(self, name: str) -> Array:
+        if name not in self._storage:
+            shape, dtype = self._declared[name]
+            return np.empty((0, *shape), dtype)
+        return self._storage[name][: self._count]
+
+    @property
+    def _declared(self) -> Columns:
+        """All columns but the codes."""
+        return {**OWN, **({"lengths": ((), np.int64)} if self._ragged else {}), **self._extra}
+
+    def _close_gaps(self, gone: Array) -> None:
+        left = self._count - len(gone)
+        stays = np.ones(self._count, bool)
+        stays[gone] = False
+        source = left + np.flatnonzero(stays[left:])
+        target = np.flatnonzero(~stays[:left])
+        self.index.rename(source, target, self.labels[source].astype(np.int64))
+        for name in self._storage:
+            self._storage[name][target] = self._storage[name][source]
+        if self._ragged and self._count:
+            self._storage["codes"][left : self._count] = None  # else what is gone would stay in memory
+        self._count = left
+
+
+def positions(births: Array, wanted: Array) -> Array:
+    """Where each of `wanted` [m] stands in `births` [n], whose values are all different; -1 where it does not."""
+    if not len(births):
+        return np.full(len(wanted), -1)
+    order = np.argsort(births)
+    place = order[np.searchsorted(births, wanted, sorter=order).clip(max=len(births) - 1)]
+    return np.where(births[place] == wanted, place, -1)
+
+
 Codes: TypeAlias = "torch.Tensor | Array"  # objects, if the codec is ragged
 
 
@@ -51,7 +173,7 @@ class Buffer(Slots):
         capacity: int | str | None = None,
         codec: Codec | None = None,
         maintenance: Maintenance | str | None = None,
-        columns: checks.Columns | None = None,
+        columns: Columns | None = None,
         storage: str | Path = "ram",
         rng: np.random.Generator | int = 0,
     ) -> None:
@@ -65,9 +187,9 @@ class Buffer(Slots):
         if storage != "ram" and ragged:
             raise GraspError(f"codec {type(codec).__name__} stores samples of different lengths: use storage='ram'")
         if storage != "ram":
-            checks.unused_folder(Path(storage))
+            unused_folder(Path(storage))
         super().__init__(columns, None if storage == "ram" else storage, ragged)
-        checks.rule_columns(self.maintenance, self._extra)
+        rule_columns(self.maintenance, self._extra)
         self.incoming: dict[str, Array] = {}  # during an insertion, the batch's column values: for maintenance rules
         self._shape: tuple[int, ...] | None = None  # of one code, known from the first insertion on
         self._overfull = False
@@ -113,7 +235,7 @@ class Buffer(Slots):
         """Codes [n, …] of inputs [n, …], as they would be stored."""
         if self.codec is not None and self.codec.ragged:
             return self.codec.encode(inputs)
-        tensor = checks.finite_tensor(inputs)
+        tensor = finite_tensor(inputs)
         return tensor.detach().cpu() if self.codec is None else self.codec.encode(tensor)
 
     def decode(self, codes: Codes, device: torch.device | str = "cpu") -> torch.Tensor:
@@ -155,11 +277,11 @@ class Buffer(Slots):
         overflow: bool = False,
     ) -> Placed:
         """As `insert`, for a batch that is encoded already (`encode`)."""
-        labels = checks.label_array(labels)
+        labels = label_array(labels)
         stored = None if self._shape is None else self._storage["codes"]
-        codes = checks.code_array(codes, len(labels), stored, self._ragged)
-        ids = self.seen + np.arange(len(labels)) if ids is None else checks.id_array(ids, len(labels))
-        extra = checks.column_arrays(columns or {}, self._extra, len(labels), self.maintenance)
+        codes = code_array(codes, len(labels), stored, self._ragged)
+        ids = self.seen + np.arange(len(labels)) if ids is None else id_array(ids, len(labels))
+        extra = column_arrays(columns or {}, self._extra, len(labels), self.maintenance)
         if not len(labels):
             return Placed(np.empty(0, np.int64), np.empty(0, np.int64))
         if self._overfull and not overflow:
@@ -233,7 +355,7 @@ class Buffer(Slots):
         if columns and (differ := {"codes", *self._declared} ^ columns.keys()):
             raise GraspError(f"the buffer and the state to restore differ in columns: {', '.join(sorted(differ))}")
         if columns and self._ragged:
-            columns["codes"] = ragged.unpack(columns["codes"])
+            columns["codes"] = unpack(columns["codes"])
         storage = Storage(self._storage.folder, columns)
         if self.codec is not None and state["codec"] is not None:
             self.codec.load_state_dict(state["codec"])
@@ -249,7 +371,7 @@ class Buffer(Slots):
 
     def _saved(self, name: str) -> Any:
         column = self._storage[name][: self._count]
-        return ragged.pack(column) if self._ragged and name == "codes" else np.array(column)
+        return pack(column) if self._ragged and name == "codes" else np.array(column)
 
     def _make_room(self, codes: Array, lengths: Array | None, overflow: bool) -> None:
         """Room for a batch; the first one tells how large a sample is, and so how many fit."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graspcl.checks import Array
 from graspcl.errors import GraspError, nearest
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
     from graspcl.buffer.maintenance import Maintenance
 
-Array = np.ndarray[Any, Any]
 Columns = Mapping[str, tuple[tuple[int, ...], Any]]
 
 _LARGEST_LABEL = 2**24  # arrays of the class index are as long as the largest label

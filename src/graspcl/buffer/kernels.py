@@ -8,12 +8,9 @@ sample are each a handful of assignments, however many samples and classes there
 
 from __future__ import annotations
 
-from typing import Any
-
 import numba
-import numpy as np
 
-Array = np.ndarray[Any, Any]
+from graspcl.checks import Array
 
 
 @numba.njit(cache=True, nogil=True, inline="always")

@@ -1,9 +1,4 @@
-"""Maintenance: which sample makes room when the buffer is full. What to rehearse is a policy's question.
-
-A rule answers for a whole batch; unless it says otherwise (`one_by_one`), with exactly the distribution of asking for
-one sample after the other. What a rule must know of samples beside their labels it reads from columns of the buffer,
-which a learner fills (`columns`): rules know nothing of networks.
-"""
+"""Batches in which a value comes several times: which occurrence is which, and which is the last."""
 
 from __future__ import annotations
 
@@ -12,14 +7,39 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from graspcl.buffer.repeats import occurrence
+from graspcl.checks import Array
 from graspcl.errors import GraspError
 from graspcl.registry import Registry
 
 if TYPE_CHECKING:
     from graspcl.buffer.buffer import Buffer
 
-Array = np.ndarray[Any, Any]
+
+def occurrence(values: Array) -> Array:
+    """How often each value came before.
+
+    >>> occurrence(np.array([3, 5, 3, 3])).tolist()
+    [0, 0, 1, 2]
+    """
+    order = np.argsort(values, kind="stable")
+    _, begins, counts = np.unique(values[order], return_index=True, return_counts=True)
+    result = np.empty(len(values), np.int64)
+    result[order] = np.arange(len(values)) - np.repeat(begins, counts)
+    return result
+
+
+def last_owner(slots: Array) -> Array:
+    """Where a slot was given to several samples of a batch, only the last keeps it; the others get -1.
+
+    >>> last_owner(np.array([7, 2, 7, -1])).tolist()
+    [-1, 2, 7, -1]
+    """
+    seen, last = np.unique(slots[::-1], return_index=True)
+    result = np.full(len(slots), -1, np.int64)
+    result[len(slots) - 1 - last] = seen
+    return result
+
+
 rules: Registry[Maintenance] = Registry("maintenance", "graspcl.buffer")
 
 
@@ -187,3 +207,35 @@ class Ring(Maintenance):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._written = np.array(state["written"])
+
+
+@rules.register("gdumb")
+@dataclass
+class GDumb(Maintenance):
+    """GDumb's sampler (Prabhu et al. 2020): a class takes slots from the largest while it has less than its share.
+
+    The share is k_c = capacity / classes seen, newcomer's class included. In a full buffer a newcomer is kept only if
+    its class has less than k_c samples; a random sample of the largest class then makes room (ties uniformly). While
+    there are free slots every sample is kept; the paper's listing tests the share even then. One by one, exactly.
+    """
+
+    _seen: set[int] = field(default_factory=set, init=False, repr=False)
+
+    def replace(self, buffer: Buffer, labels: Array, rng: np.random.Generator) -> Array:
+        self._seen.update(buffer.classes.tolist())  # classes vanish from a buffer only here and in shrink
+        slots = np.full(len(labels), -1, np.int64)
+        for i, label in enumerate(labels.tolist()):
+            self._seen.add(label)
+            if len(buffer.slots_of(label)) * len(self._seen) < len(buffer):
+                slots[i] = buffer.index.replace_largest(labels[i : i + 1], rng)[0]
+        return slots
+
+    def shrink(self, buffer: Buffer, excess: int, rng: np.random.Generator) -> Array:
+        self._seen.update(buffer.classes.tolist())
+        return buffer.index.remove_largest(excess, rng)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": np.array(sorted(self._seen), np.int64)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._seen = set(np.array(state["seen"]).tolist())

@@ -77,10 +77,10 @@ def demo(
     """
     from graspcl.cli.progress import Bars
     from graspcl.experiment import DEMO_CHOICES, change, choose, make_workers, preset
-    from graspcl.experiment import compare as run_all
+    from graspcl.experiment.compare import compare as run_all
     from graspcl.experiment.fitting import fitted
-    from graspcl.experiment.presets import about
     from graspcl.report import comparison, rows
+    from graspcl.settings.presets import about
 
     if data is not None and not text:
         raise GraspError("--data is for --text; `graspcl run PRESET --data PATH` learns from images of your own")
@@ -155,10 +155,10 @@ def compare(
     """
     from graspcl.cli.progress import Bars
     from graspcl.experiment import choose, make_workers, preset
-    from graspcl.experiment import compare as run_all
-    from graspcl.experiment.presets import about
+    from graspcl.experiment.compare import compare as run_all
     from graspcl.model import Execution
     from graspcl.report import bar_chart, policy_table, rows
+    from graspcl.settings.presets import about
 
     load_plugins(plugin)
     choices = choose(policies, parse_values(policy), mode, learners, parse_values(learner))

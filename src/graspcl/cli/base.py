@@ -16,10 +16,10 @@ from graspcl.errors import GraspError, nearest
 if TYPE_CHECKING:
     import numpy as np
 
-    from graspcl.base import Trainer
     from graspcl.cli.progress import Bars
     from graspcl.data import Samples
     from graspcl.model import SplitNetwork
+    from graspcl.pretrain import Trainer
 
 AtLeastOne = Annotated[int, Parameter(validator=validators.Number(gte=1))]
 Positive = Annotated[float, Parameter(validator=validators.Number(gt=0))]
@@ -87,10 +87,10 @@ def base(
     device
         cpu, cuda, or auto: cuda where there is one.
     """
-    from graspcl.base import fit_codec, load_weights, make_trainer, save_weights, train_accuracy
     from graspcl.cli.progress import Bars
     from graspcl.codec import codecs
     from graspcl.model import Execution
+    from graspcl.pretrain import fit_codec, load_weights, make_trainer, save_weights, train_accuracy
     from graspcl.random import generator
 
     checkpoint = _check_files(out, resume)
@@ -158,7 +158,7 @@ def _network(name: str, classes: int, pixels: int, seed: int, split: str | None)
     from graspcl.random import torch_generator
     from graspcl.registry import parameter_names
 
-    sized = name in NETWORKS and "pixels" in parameter_names(NETWORKS[name])  # type: ignore[arg-type]
+    sized = name in NETWORKS and "pixels" in parameter_names(NETWORKS[name])
     options: dict[str, Any] = {"pixels": pixels} if sized else {}
     if split is not None:
         options["split"] = int(split) if split.isdecimal() else split
@@ -196,7 +196,7 @@ def _base_classes(
 
 
 def _settings(method: str, epochs: int, batch_size: int | None, lr: float | None) -> Any:
-    from graspcl.base import SupervisedSettings, SwavSettings
+    from graspcl.pretrain import SupervisedSettings, SwavSettings
 
     given = {"epochs": epochs, "batch_size": batch_size, "lr": lr}
     plain = SwavSettings() if method == "swav" else SupervisedSettings()
@@ -205,7 +205,7 @@ def _settings(method: str, epochs: int, batch_size: int | None, lr: float | None
 
 def _go_on(trainer: Trainer[Any], checkpoint: Path, asked: dict[str, Any], bars: Bars) -> None:
     """Bring the trainer to the last checkpoint, if it is one of the same command."""
-    from graspcl.experiment.checkpoint import load_state
+    from graspcl.state import load_state
 
     if not checkpoint.exists():
         bars.note(f"there is no checkpoint at {checkpoint}; training begins anew")
@@ -223,7 +223,7 @@ def _go_on(trainer: Trainer[Any], checkpoint: Path, asked: dict[str, Any], bars:
 
 
 def _train(trainer: Trainer[Any], checkpoint: Path, asked: dict[str, Any], bars: Bars) -> None:
-    from graspcl.experiment.checkpoint import save_state
+    from graspcl.state import save_state
 
     left = trainer.settings.epochs - len(trainer.log)
     with bars.task(f"base training, {trainer.settings.epochs} epochs", left * len(trainer.indices)) as advance:

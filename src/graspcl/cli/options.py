@@ -85,8 +85,8 @@ def resolve(
     `command` is who asks: one of its options may have been meant by what is no setting.
     """
     from graspcl.experiment import change, from_plain, preset
-    from graspcl.experiment.presets import names
-    from graspcl.experiment.settings import read_toml
+    from graspcl.settings.presets import names
+    from graspcl.settings.read import read_toml
 
     path, options = Path(what), parse_settings(settings)
     if what in names() or not (path.suffix == ".toml" or path.exists()):
@@ -99,7 +99,7 @@ def resolve(
         config = from_plain({"name": file.stem, **read_toml(file)}, str(file))
     else:
         raise GraspError(f"{what} is neither a preset nor a TOML file")
-    own = parameter_names(command)  # type: ignore[arg-type]
+    own = parameter_names(command)
     for name in options:
         close = difflib.get_close_matches(name, [*vars(config), *own], n=1)
         if name.partition(".")[0] not in vars(config) and close and close[0] in own:
@@ -112,7 +112,7 @@ def resolve(
 
 def parse_values(given: dict[str, dict[str, str]] | None) -> dict[str, dict[str, Any]]:
     """Parameters by part and name, as written on the command line."""
-    from graspcl.experiment.settings import parse
+    from graspcl.settings.read import parse
 
     return {part: {name: parse(text) for name, text in own.items()} for part, own in (given or {}).items()}
 

@@ -33,7 +33,7 @@ def overview(
     """
     from graspcl.cli.progress import Bars
     from graspcl.experiment.overview import choose_class, class_picture
-    from graspcl.experiment.reopen import reopen
+    from graspcl.experiment.prediction import reopen
     from graspcl.random import generator
     from graspcl.report.overview import write_overview
 

@@ -58,7 +58,7 @@ def predict(
         How many of the likeliest classes are told.
     """
     from graspcl.experiment import load_learner
-    from graspcl.files import write_whole
+    from graspcl.state import write_whole
 
     load_plugins(plugin)
     if output is not None and output.is_dir():

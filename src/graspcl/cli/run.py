@@ -31,7 +31,7 @@ def presets() -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from graspcl.experiment.presets import about, names
+    from graspcl.settings.presets import about, names
 
     table = Table("preset", "what", "paper", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.columns[0].no_wrap, table.columns[2].max_width = True, 18
@@ -66,9 +66,9 @@ def show(
     """
     import tomli_w
 
-    from graspcl.experiment.config import as_plain
-    from graspcl.experiment.presets import about, names
-    from graspcl.experiment.settings import all_settings
+    from graspcl.settings.config import as_plain
+    from graspcl.settings.presets import about, names
+    from graspcl.settings.read import all_settings
 
     load_plugins(plugin)
     config = resolve(show, what, settings, scale, rehearsal, memory)
@@ -165,9 +165,9 @@ def sweep(
     from graspcl.cli.progress import Bars
     from graspcl.experiment import make_workers
     from graspcl.experiment import sweep as run_all
-    from graspcl.experiment.grid import grid
-    from graspcl.experiment.settings import single
     from graspcl.report import sweep_table
+    from graspcl.settings.grid import grid
+    from graspcl.settings.read import single
 
     load_plugins(plugin)
     decided = {"policy": "--policies", "seed": "--seeds", "checkpoint.keep": "a sweep, which keeps results alone,"}

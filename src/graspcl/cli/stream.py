@@ -83,7 +83,7 @@ def save_stream(
 def _stream(what: str, settings: tuple[str, ...], scale: Scale) -> tuple[Any, list[str] | None]:
     import json
 
-    from graspcl.experiment.presets import names
+    from graspcl.settings.presets import names
     from graspcl.stream import load_stream
 
     path = Path(what)
@@ -99,8 +99,8 @@ def _stream(what: str, settings: tuple[str, ...], scale: Scale) -> tuple[Any, li
 
 def _arranged(config: Config) -> tuple[Any, Any]:
     """The samples of a run, and their stream."""
-    from graspcl.experiment.check import check
     from graspcl.experiment.source import arrange, open_data
+    from graspcl.settings.rules import check
 
     check(config)
     samples, order = open_data(config)

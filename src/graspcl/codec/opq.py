@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from graspcl.codec.base import Codec, codecs
+from graspcl.codec.codec import Codec, codecs
 from graspcl.errors import GraspError, require
 
 _CHUNK = 8192

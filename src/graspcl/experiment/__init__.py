@@ -1,14 +1,11 @@
-"""Settings, presets, the run loop, run folders, sweeps and comparisons."""
+"""Run experiments: prepare, the run loop, run folders, sweeps and comparisons."""
 
-from graspcl.experiment.compare import DEMO_CHOICES, Choice, choose, compare
-from graspcl.experiment.config import Config, Part
+from graspcl.experiment.compare import DEMO_CHOICES, Choice, choose
 from graspcl.experiment.folder import RunFolder
-from graspcl.experiment.predict import Learned, Predictions, load_learner
-from graspcl.experiment.presets import preset
-from graspcl.experiment.run import run
-from graspcl.experiment.settings import change, from_plain
-from graspcl.experiment.sweep import Outcome, sweep
-from graspcl.experiment.workers import make_workers
+from graspcl.experiment.prediction import Learned, Predictions, load_learner
+from graspcl.experiment.runner import run
+from graspcl.experiment.sweeps import Outcome, make_workers, sweep
+from graspcl.settings import Config, Part, change, from_plain, preset
 
 __all__ = [
     "DEMO_CHOICES",
@@ -21,7 +18,6 @@ __all__ = [
     "RunFolder",
     "change",
     "choose",
-    "compare",
     "from_plain",
     "load_learner",
     "make_workers",

@@ -10,7 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from graspcl.base import (
+from graspcl.cache import Rows, cache_folder, cached_rows, digest_of, locked
+from graspcl.checks import Array
+from graspcl.codec import Codec, codecs
+from graspcl.data import Samples
+from graspcl.errors import GraspError
+from graspcl.model import SplitNetwork, make_network
+from graspcl.model.zoo import NETWORKS
+from graspcl.pretrain import (
     SupervisedSettings,
     SwavSettings,
     fit_codec,
@@ -20,19 +27,11 @@ from graspcl.base import (
     read_header,
     save_weights,
 )
-from graspcl.codec import Codec, codecs
-from graspcl.data import Samples
-from graspcl.errors import GraspError
-from graspcl.experiment.cache import Rows, cache_folder, cached_rows, digest_of, locked
-from graspcl.experiment.checkpoint import drop_unfinished, load_state, save_state
-from graspcl.experiment.config import Config, Part, as_plain, digest
-from graspcl.experiment.progress import Progress
-from graspcl.model import SplitNetwork, make_network
-from graspcl.model.zoo import NETWORKS
+from graspcl.progress import Progress
 from graspcl.random import generator, torch_generator
 from graspcl.registry import parameter_names
-
-Array = np.ndarray[Any, Any]
+from graspcl.settings.config import Config, Part, as_plain, digest
+from graspcl.state import drop_unfinished, load_state, save_state
 
 _LATENTS = 2 * 10**9  # bytes; more are not kept beside their codes
 _TRAINING = "training.safetensors"  # the state of a training under way
@@ -53,7 +52,7 @@ class Backbone:
 def build_network(config: Config, classes: int = 0) -> SplitNetwork:
     """The network of a run, its weights drawn with the run's seed."""
     part = config.network
-    sized = part.name in NETWORKS and "pixels" in parameter_names(NETWORKS[part.name])  # type: ignore[arg-type]
+    sized = part.name in NETWORKS and "pixels" in parameter_names(NETWORKS[part.name])
     options = {**({"pixels": config.data.pixels} if sized else {}), **part.parameters}
     return make_network(part.name, classes, generator=torch_generator(config.seed, "init"), **options)
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from graspcl.errors import GraspError
-from graspcl.experiment.config import Config, Part
-from graspcl.experiment.progress import Progress
-from graspcl.experiment.sweep import sweep
+from graspcl.experiment.sweeps import sweep
 from graspcl.learner import learners
 from graspcl.policy import policies
+from graspcl.progress import Progress
 from graspcl.registry import parameter_names
+from graspcl.settings.config import Config, Part
 
 SIESTA = Part("siesta")
 

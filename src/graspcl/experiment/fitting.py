@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from graspcl.errors import GraspError
-from graspcl.experiment.config import Config
 from graspcl.experiment.source import check_data, open_data
+from graspcl.settings.config import Config
 
 
 def fitted(config: Config) -> Config:

@@ -26,13 +26,11 @@ from typing import Any
 
 import numpy as np
 
+from graspcl.checks import Array
 from graspcl.errors import GraspError
-from graspcl.experiment.checkpoint import drop_unfinished, load_state, save_state
-from graspcl.experiment.config import Config, as_plain, identity
-from graspcl.experiment.settings import read_toml
-from graspcl.files import write_whole
-
-Array = np.ndarray[Any, Any]
+from graspcl.settings.config import Config, as_plain, identity
+from graspcl.settings.read import read_toml
+from graspcl.state import drop_unfinished, load_state, save_state, write_whole
 
 # What a run may have left that was killed before it wrote its settings.
 _BEFORE = re.compile(r"\.lock|base|failure\.txt|progress\.json|(progress\.json|config\.toml)\.\d+\.part")

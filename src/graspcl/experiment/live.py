@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from graspcl.experiment.budgets import session_budget
-from graspcl.experiment.config import BudgetConfig
-from graspcl.files import write_whole
+from graspcl.experiment.measure import session_budget
 from graspcl.learner import Rehearsal
+from graspcl.settings.config import BudgetConfig
+from graspcl.state import write_whole
 from graspcl.stream import Stream
 
 _PAUSE = 2.0  # seconds between two writes

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from graspcl.cache import alone
 from graspcl.errors import GraspError, nearest, require
-from graspcl.experiment.cache import alone
-from graspcl.files import write_whole
+from graspcl.state import write_whole
 
 Tell = Callable[[str], None]
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from graspcl.buffer import Codes
+from graspcl.buffer import Buffer, Codes
+from graspcl.buffer.capacity import capacity_in_samples
+from graspcl.buffer.protocol import Codec
+from graspcl.checks import Array
 from graspcl.data import Samples
 from graspcl.learner import Learner
 from graspcl.metric import drift
-from graspcl.policy import prototype_distances
+from graspcl.policy import Budget, prototype_distances
+from graspcl.random import restore_rng, rng_state
+from graspcl.settings.config import BudgetConfig, Config, StopConfig
 from graspcl.stream import Stream
-
-Array = np.ndarray[Any, Any]
 
 _CHUNK = 4096
 
@@ -97,3 +101,134 @@ class DriftMeter:
             sound = np.isfinite(now).all() and np.isfinite(self._before).all()
             self.curve.append(drift(self._before, now) if sound else float("nan"))
         self._before = now
+
+
+_MOST = 2_000  # samples kept apart
+
+
+class HeldOut:
+    """A share of what arrives, stored apart from the buffer and never rehearsed.
+
+    `take` says which of n arriving samples stay for learning. A class's first sample always does.
+    """
+
+    def __init__(self, settings: StopConfig, codec: Codec | None, rng: np.random.Generator) -> None:
+        self.settings, self.rng = settings, rng
+        self.buffer = Buffer(_MOST, codec, rng=np.random.default_rng(rng.integers(2**63)))
+        self._met: set[int] = set()
+
+    def take(self, codes: Codes, labels: Array, indices: Array) -> Array:
+        """Keep some of a chunk apart; returns the positions [m] of the others."""
+        apart = self.rng.random(len(labels)) < self.settings.share
+        arrived, first = np.unique(labels, return_index=True)
+        apart[first[[int(label) not in self._met for label in arrived]]] = False
+        self._met.update(arrived.tolist())
+        if apart.any():
+            self.buffer.insert_codes(codes[np.flatnonzero(apart)], labels[apart], indices[apart])
+        return np.flatnonzero(~apart)
+
+    def accuracy(self, learner: Learner) -> float:
+        """Percent of the samples kept apart that the learner gets right; 0 if there are none."""
+        if not len(self.buffer):
+            return 0.0
+        predicted = learner.predict_codes(self.buffer["codes"])
+        return float(100 * (predicted == self.buffer.labels).mean())
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is kept apart, and the generator that chooses."""
+        return {"buffer": self.buffer.state_dict(), "rng": rng_state(self.rng), "met": sorted(self._met)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+        self.buffer.load_state_dict(state["buffer"])
+        restore_rng(self.rng, state["rng"])
+        self._met = set(state["met"])
+
+
+class Patience:
+    """Counts looks without a better accuracy in one session.
+
+    >>> patience = Patience(2)
+    >>> [patience.lost(accuracy) for accuracy in (50.0, 60.0, 59.0, 60.0)]
+    [False, False, False, True]
+    """
+
+    def __init__(self, looks: int) -> None:
+        self.looks = looks
+        self.best, self.since = -1.0, 0
+
+    def lost(self, accuracy: float) -> bool:
+        """Whether, after this look, enough of them have brought nothing."""
+        self.since = 0 if accuracy > self.best else self.since + 1
+        self.best = max(self.best, accuracy)
+        return self.since >= self.looks
+
+
+_COUNTERS = "/sys/class/powercap"
+
+
+class Meter:
+    """Joules of all processor packages since the meter was made; the whole machine's, not this process's alone."""
+
+    def __init__(self, counters: str = _COUNTERS) -> None:
+        self._packages = [path for path in sorted(Path(counters).glob("intel-rapl:*")) if path.name.count(":") == 1]
+        self._last = self._read()
+        self._joules = 0.0
+
+    def go_on(self, spent: float | None) -> None:
+        """Count on from what an earlier process spent."""
+        self._joules += spent or 0.0
+
+    def joules(self) -> float | None:
+        """So far; None where there are no counters. Ask at least once an hour, for counters begin anew at their end."""
+        now = self._read()
+        if not now or len(now) != len(self._last):
+            return None
+        for package, before, after in zip(self._packages, self._last, now, strict=True):
+            spent = after - before
+            if spent < 0:
+                spent += _number(package / "max_energy_range_uj") or 0
+            self._joules += spent / 1e6
+        self._last = now
+        return self._joules
+
+    def _read(self) -> list[int]:
+        found = [_number(package / "energy_uj") for package in self._packages]
+        return [value for value in found if value is not None]
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def session_budget(settings: BudgetConfig, seen: int, fits: int | None) -> Budget:
+    """What a session may spend after `seen` samples, where a buffer has room for `fits` of them (None: for all).
+
+    >>> session_budget(BudgetConfig(passes=2.0, batch_size=10), seen=1000, fits=400)
+    Budget(updates=80, batch_size=10)
+    """
+    if settings.updates is not None:
+        updates = max(1, round(settings.times * settings.updates)) if settings.updates else 0
+        return Budget(updates, settings.batch_size)
+    return Budget.passes(
+        settings.times * settings.passes, seen if fits is None else min(fits, seen), settings.batch_size
+    )
+
+
+def samples_within(config: Config, learner: Learner, codes: Codes) -> int | None:
+    """How many of the samples `codes` the configured capacity has room for, None for all.
+
+    What a learner stores beside them (the logits of DER++) is left out: sessions of all learners are equally long.
+    """
+    own = learner.columns(1, **config.learner.parameters)
+    shapes = [column for name, column in learner.buffer.columns.items() if name not in own]
+    columns = sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in shapes)
+    codec = learner.buffer.codec
+    if codec is not None and isinstance(codes, np.ndarray):  # image files, each with a pointer and its length
+        size = int(np.ceil(codec.lengths(codes[:1000]).mean())) + 16
+    else:
+        size = codes[0].nbytes
+    return capacity_in_samples(config.buffer.capacity, size + columns, codec.nbytes if codec else 0)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from graspcl.checks import Array
 from graspcl.errors import GraspError, nearest
 from graspcl.learner import Learner
 from graspcl.policy import Grasp, grasp_order, prototype_distances
 from graspcl.policy.drawing import group_by_class, uniform_draws
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)

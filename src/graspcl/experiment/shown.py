@@ -9,15 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from graspcl.checks import Array
 from graspcl.data import Samples, Subset
 from graspcl.data.hub import HUB
 from graspcl.errors import GraspError
-from graspcl.experiment.settings import from_plain, read_toml
 from graspcl.experiment.source import open_data
 from graspcl.experiment.texts import TextVectors, TokenIds
 from graspcl.images import thumbnail
-
-Array = np.ndarray[Any, Any]
+from graspcl.settings.read import from_plain, read_toml
 
 _PIXELS = 72  # of a thumbnail, at most
 _LETTERS = 120

@@ -8,17 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from graspcl.checks import Array
 from graspcl.data import Groceries, Listings, Samples, Subset, open_images
 from graspcl.data.hub import HUB, hub_name
 from graspcl.errors import GraspError, require
 from graspcl.experiment import texts
-from graspcl.experiment.config import Config, DataConfig
 from graspcl.experiment.texts import as_inputs
 from graspcl.random import generator
+from graspcl.settings.config import Config, DataConfig
 from graspcl.stream import Stream, class_order, load_stream, make_stream
-
-Array = np.ndarray[Any, Any]
-
 
 SOURCES: dict[str, Callable[[DataConfig], Samples[Any]]] = {
     "groceries": lambda data: Groceries(data.pixels),

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 
 from graspcl.buffer import Buffer, Codes, rules
+from graspcl.cache import Rows, cached_rows, digest_of, locked
+from graspcl.checks import Array
 from graspcl.codec import Codec, Encoded, Identity
 from graspcl.data import Samples, Subset
 from graspcl.errors import GraspError
@@ -24,9 +26,14 @@ from graspcl.experiment.backbone import (
     first_readable,
     make_backbone,
 )
-from graspcl.experiment.cache import Rows, cached_rows, digest_of, locked
-from graspcl.experiment.checkpoint import drop_unfinished, load_state, save_state
-from graspcl.experiment.config import (
+from graspcl.experiment.source import arrange, open_data
+from graspcl.learner import Learner, column_shapes, learners
+from graspcl.model import SplitNetwork, veridical
+from graspcl.policy import Budget, Policy, policies
+from graspcl.policy.uniform import UniformBalanced
+from graspcl.progress import Progress
+from graspcl.random import generator
+from graspcl.settings.config import (
     BudgetConfig,
     CheckpointConfig,
     Config,
@@ -36,16 +43,8 @@ from graspcl.experiment.config import (
     as_plain,
     digest,
 )
-from graspcl.experiment.progress import Progress
-from graspcl.experiment.source import arrange, open_data
-from graspcl.learner import Learner, column_shapes, learners
-from graspcl.model import SplitNetwork, veridical
-from graspcl.policy import Budget, Policy, policies
-from graspcl.policy.uniform import UniformBalanced
-from graspcl.random import generator
+from graspcl.state import drop_unfinished, load_state, save_state
 from graspcl.stream import Stream
-
-Array = np.ndarray[Any, Any]
 
 _TOLD = 20  # problems of the data that are told at once; all of them are in a file
 _CHUNK = 16_384  # base samples that a learner meets at once

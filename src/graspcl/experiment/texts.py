@@ -9,8 +9,8 @@ from numpy.typing import ArrayLike
 
 from graspcl.data import Listings, Samples, TextTable, TextTasks
 from graspcl.errors import GraspError
-from graspcl.experiment.config import Config
 from graspcl.model import StaticTextEncoder, Tokenizer
+from graspcl.settings.config import Config
 
 NETWORKS = ("transformer", "vector")
 """Networks that read texts."""

@@ -1,13 +1,10 @@
 """Learners: what is done online with new samples and offline with rehearsed ones."""
 
-from graspcl.learner.base import Learner, learners
+from graspcl.learner.baselines import Finetune, GDumb, Offline
 from graspcl.learner.derpp import Derpp
-from graspcl.learner.finetune import Finetune
 from graspcl.learner.idbr import Idbr
-from graspcl.learner.knowledge import column_shapes
-from graspcl.learner.optimiser import Optimiser
-from graspcl.learner.rehearsal import Batch, Diverged, Rehearsal, SessionLog
-from graspcl.learner.restart import GDumb, Offline
+from graspcl.learner.learner import Learner, column_shapes, learners
+from graspcl.learner.rehearsal import Batch, Diverged, Optimiser, Rehearsal, SessionLog
 from graspcl.learner.siesta import Siesta
 
 __all__ = [

@@ -10,13 +10,12 @@ from torch.nn import functional as F
 
 from graspcl.buffer import Codes
 from graspcl.buffer.checks import Columns
+from graspcl.checks import Array
 from graspcl.errors import GraspError, expect
-from graspcl.learner.base import Learner, learners
+from graspcl.learner.learner import Learner, learners
 from graspcl.learner.rehearsal import Batch
 from graspcl.policy import Costs
 from graspcl.policy.session import evaluating
-
-Array = np.ndarray[Any, Any]
 
 
 @learners.register("derpp")

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from graspcl.buffer import Codes
 from graspcl.buffer.checks import Columns
 from graspcl.errors import GraspError, expect, nearest
-from graspcl.learner.base import Learner, learners
+from graspcl.learner.learner import Learner, learners
 from graspcl.learner.rehearsal import Batch
 from graspcl.model import LinearHead, build
 from graspcl.padding import unpadded

@@ -1,28 +1,121 @@
-"""One rehearsal session of a learner, update by update."""
+"""How a session updates the plastic part: optimiser, layer-wise rates and schedule (Appendix B)."""
 
 from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from torch import nn
 
+from graspcl.buffer import Buffer
+from graspcl.checks import Array
 from graspcl.errors import GraspError
-from graspcl.learner.loader import Loader
 from graspcl.model import Outputs
 from graspcl.policy import Budget, Costs, Session, batches
-from graspcl.policy.batches import begin, check_stored, selecting
-from graspcl.policy.session import SampleOutputs
+from graspcl.policy.session import SampleOutputs, begin, check_stored, selecting
 from graspcl.random import restore_rng, rng_state
 
 if TYPE_CHECKING:
-    from graspcl.learner.base import Learner
+    from graspcl.learner.learner import Learner
 
-Array = np.ndarray[Any, Any]
+Named = Sequence[tuple[str, nn.Parameter]]
+
+
+@dataclass(frozen=True)
+class Optimiser:
+    """Settings of a session's optimiser; the defaults are the paper's for latent rehearsal on ImageNet.
+
+    `lr` is the peak rate of the last layer; each earlier layer has `layer_decay` times the rate of the one after it,
+    over the whole OneCycle schedule. `momentum` is used as given: the schedule does not cycle it.
+    """
+
+    name: Literal["sgd", "adamw"] = "sgd"
+    lr: float = 1.6
+    momentum: float = 0.9
+    weight_decay: float = 1e-5
+    layer_decay: float = 0.99
+    schedule: Literal["onecycle", "constant"] = "onecycle"
+
+    def __post_init__(self) -> None:
+        if not self.lr > 0 or not 0 < self.layer_decay <= 1:
+            raise GraspError(f"lr must be above 0 and layer_decay in (0, 1], not {self.lr} and {self.layer_decay}")
+        if not 0 <= self.momentum < 1 or not self.weight_decay >= 0:
+            raise GraspError(
+                f"momentum lies in [0, 1) and weight_decay is not negative, not {self.momentum}, {self.weight_decay}"
+            )
+
+    def build(self, parameters: Named) -> torch.optim.Optimizer:
+        """The optimiser over `parameters`, given from first to last layer."""
+        layers = _layers(parameters)
+        groups = [
+            {"params": layer, "lr": self.lr * self.layer_decay ** (len(layers) - 1 - depth)}
+            for depth, layer in enumerate(layers)
+        ]
+        if self.name == "adamw":
+            return torch.optim.AdamW(groups, weight_decay=self.weight_decay)
+        return torch.optim.SGD(groups, momentum=self.momentum, weight_decay=self.weight_decay)
+
+    def scheduler(self, optimizer: torch.optim.Optimizer, updates: int) -> torch.optim.lr_scheduler.LRScheduler:
+        """The schedule of one session of `updates` steps."""
+        # OneCycle has no shape below four steps: too few to rise and fall.
+        if self.schedule == "constant" or updates < 4:
+            return torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
+        # A list, not a number: a single max_lr would give every layer the same rates.
+        rates = [group["lr"] for group in optimizer.param_groups]
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=rates, total_steps=updates, cycle_momentum=False)
+
+
+def _layers(parameters: Named) -> list[list[nn.Parameter]]:
+    """Parameters of one module (a weight and its bias) form one layer."""
+    layers: dict[str, list[nn.Parameter]] = {}
+    for name, parameter in parameters:
+        layers.setdefault(name.rpartition(".")[0], []).append(parameter)
+    return list(layers.values())
+
+
+Fetched = tuple[torch.Tensor, torch.Tensor]
+
+
+class Loader:
+    """Fetches from a buffer that does not change meanwhile; in the background where decoding takes long (images).
+
+    >>> buffer = Buffer()
+    >>> _ = buffer.insert(torch.eye(3), [0, 1, 2])
+    >>> loader = Loader(buffer, "cpu")
+    >>> loader.prepare(np.array([2]))
+    >>> loader.fetch(np.array([2]))
+    (tensor([[0., 0., 1.]]), tensor([2]))
+    """
+
+    def __init__(self, buffer: Buffer, device: torch.device | str) -> None:
+        self._buffer, self._device = buffer, device
+        self._ahead: tuple[Array, Future[Fetched]] | None = None
+        slow = buffer.codec is not None and buffer.codec.ragged
+        self._thread = ThreadPoolExecutor(1, "graspcl-loader") if slow else None
+
+    def prepare(self, slots: Array | None) -> None:
+        """Begin to fetch `slots` [n], which will be asked for next; None or nothing is known of them."""
+        if self._thread is not None and slots is not None and len(slots):
+            self._ahead = slots, self._thread.submit(self._buffer.fetch, slots, self._device)
+
+    def close(self) -> None:
+        """Let go of the background thread."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def fetch(self, slots: Array) -> Fetched:
+        """Inputs [n, …] and labels [n] of `slots` [n]."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and np.array_equal(ahead[0], slots):
+            return ahead[1].result()
+        return self._buffer.fetch(slots, self._device)
+
 
 _CHECK_EVERY = 50  # updates between looks at the loss; a look waits for the device
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from graspcl.buffer import Codes
-from graspcl.learner.base import Learner, learners
+from graspcl.learner.learner import Learner, learners
 from graspcl.policy import Costs
 
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from graspcl.checks import Array
 from graspcl.errors import GraspError
 from graspcl.metric.checks import alike, shaped
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)

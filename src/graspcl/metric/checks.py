@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import ArrayLike
 
+from graspcl.checks import Array
 from graspcl.errors import GraspError
-
-Array = np.ndarray[Any, Any]
 
 
 def numbers(name: str, values: ArrayLike, dimensions: int = 1) -> Array:

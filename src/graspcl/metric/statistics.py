@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from graspcl.checks import Array
 from graspcl.errors import GraspError
 from graspcl.metric.checks import alike, filled, numbers, shaped
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)

@@ -14,18 +14,17 @@ from graspcl.model.layers import (
     SeededDropout,
     SqueezeExcitation,
     StandardizedConv2d,
+    build,
+    fork,
+    initialise,
 )
-from graspcl.model.mlp import vector_network
 from graspcl.model.mobilenet import mobilenet_v3_large
 from graspcl.model.mobilevit import MobileViTBlock, TransformerLayer, mobilevit_s
-from graspcl.model.seeding import build, fork, initialise
-from graspcl.model.small import small_network
-from graspcl.model.split import Outputs, SplitNetwork
-from graspcl.model.text import StaticTextEncoder
+from graspcl.model.network import Outputs, SplitNetwork, veridical
+from graspcl.model.small import small_network, vector_network
+from graspcl.model.texts import StaticTextEncoder, Tokenizer, packaged_encoder
 from graspcl.model.timm import timm_network
-from graspcl.model.tokens import Tokenizer, packaged_encoder
 from graspcl.model.transformer import transformer_network
-from graspcl.model.veridical import veridical
 from graspcl.model.zoo import NETWORKS, make_network
 
 __all__ = [

@@ -21,10 +21,10 @@ from graspcl.model.layers import (
     InvertedResidual,
     SameConv2d,
     SeededDropout,
+    build,
     conv_norm,
 )
-from graspcl.model.seeding import build
-from graspcl.model.split import SplitNetwork
+from graspcl.model.network import SplitNetwork
 
 
 class _Stage(NamedTuple):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from graspcl.errors import GraspError
-from graspcl.model.seeding import fork
+from graspcl.model.layers import fork
 
 
 class Head(nn.Module, ABC):

@@ -21,11 +21,11 @@ from graspcl.model.layers import (
     PaddedConv2d,
     SeededDropout,
     StandardizedConv2d,
+    build,
     conv_norm,
     imagenet_input,
 )
-from graspcl.model.seeding import build
-from graspcl.model.split import SplitNetwork
+from graspcl.model.network import SplitNetwork
 
 
 class _Inverted(NamedTuple):

@@ -18,11 +18,11 @@ from graspcl.model.layers import (
     PaddedConv2d,
     SeededDropout,
     StandardizedConv2d,
+    build,
     conv_norm,
     imagenet_input,
 )
-from graspcl.model.seeding import build
-from graspcl.model.split import SplitNetwork
+from graspcl.model.network import SplitNetwork
 
 CHANNELS = (16, 32, 64, 128)
 STAGES = len(CHANNELS)
@@ -44,7 +44,7 @@ def small_network(
     convolutions; GELU throughout; the embedding [N, embedding] is a linear layer's on the pooled features, before its
     GELU. `encode` takes images [N, 3, H, W], uint8 or floats in 0..255, of about `pixels` a side: each stage halves it,
     but the first one does not below 48 px. At 64 px and split 1 the latents are [N, 32, 16, 16]. `scale` is the head's;
-    10 suits sessions of a few hundred updates. All weights are random; `graspcl.base`
+    10 suits sessions of a few hundred updates. All weights are random; `graspcl.pretrain`
     trains them before a stream.
 
     >>> net = small_network(classes=10, generator=torch.Generator().manual_seed(0))
@@ -88,3 +88,33 @@ def _body(split: int, first_stride: int) -> nn.Sequential:
         )
         channels = out
     return nn.Sequential(stages)
+
+
+def vector_network(
+    dim: int,
+    hidden: int = 512,
+    embedding: int = 256,
+    classes: int = 0,
+    dropout: float = 0.0,
+    *,
+    generator: torch.Generator,
+    scale: float = 1.0,
+) -> SplitNetwork:
+    """Linear, GELU, Linear on vectors [N, dim]; nothing is frozen and the latents are the inputs.
+
+    The embedding [N, embedding] is taken before its GELU, as in the paper's networks. `scale` is the head's.
+
+    >>> net = vector_network(256, classes=66, generator=torch.Generator().manual_seed(0))
+    >>> [tuple(part.shape) for part in net(net.encode(torch.zeros(2, 256)))]
+    [(2, 256), (2, 256), (2, 66)]
+    """
+    if min(dim, hidden, embedding) < 1:
+        raise GraspError(f"dim, hidden and embedding must be at least 1, not {dim}, {hidden} and {embedding}")
+    plastic = build(
+        lambda: nn.Sequential(
+            OrderedDict(hidden=nn.Linear(dim, hidden), act=nn.GELU(), embedding=nn.Linear(hidden, embedding))
+        ),
+        generator,
+    )
+    neck = nn.Sequential(nn.GELU(), SeededDropout(dropout, generator))
+    return SplitNetwork(nn.Identity(), plastic, CosineHead(embedding, classes, generator=generator, scale=scale), neck)

@@ -14,9 +14,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from graspcl.errors import GraspError, nearest, require
 from graspcl.model.head import CosineHead
-from graspcl.model.layers import ImageInput
-from graspcl.model.seeding import fork
-from graspcl.model.split import SplitNetwork
+from graspcl.model.layers import ImageInput, fork
+from graspcl.model.network import SplitNetwork
 
 
 def timm_network(

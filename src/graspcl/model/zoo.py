@@ -10,11 +10,10 @@ import torch
 
 from graspcl.errors import GraspError, nearest
 from graspcl.model.efficientnet import efficientnet_lite0
-from graspcl.model.mlp import vector_network
 from graspcl.model.mobilenet import mobilenet_v3_large
 from graspcl.model.mobilevit import mobilevit_s
-from graspcl.model.small import small_network
-from graspcl.model.split import SplitNetwork
+from graspcl.model.network import SplitNetwork
+from graspcl.model.small import small_network, vector_network
 from graspcl.model.timm import timm_network
 from graspcl.model.transformer import transformer_network
 from graspcl.registry import parameter_names
@@ -46,7 +45,7 @@ def make_network(name: str, classes: int = 0, *, generator: torch.Generator, **o
     graspcl.errors.GraspError: network 'small' has no option 'splt'; did you mean 'split'?
     """
     make = _find(name)
-    valid = [option for option in parameter_names(make) if option not in ("classes", "generator")]  # type: ignore[arg-type]
+    valid = [option for option in parameter_names(make) if option not in ("classes", "generator")]
     for option in options:
         if option not in valid:
             raise GraspError(f"network {name!r} has no option {option!r}; {nearest(option, valid)}")

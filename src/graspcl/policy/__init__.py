@@ -1,11 +1,9 @@
 """Which stored samples are rehearsed, and in which order."""
 
-from graspcl.policy.base import PlannedPolicy, Policy, policies
-from graspcl.policy.batches import batches, rehearse
-from graspcl.policy.budget import Budget
 from graspcl.policy.grasp import Grasp, grasp_order
+from graspcl.policy.policy import PlannedPolicy, Policy, policies
 from graspcl.policy.prototype import prototype_distances
-from graspcl.policy.session import Costs, Session
+from graspcl.policy.session import Budget, Costs, Session, batches, rehearse
 
 __all__ = [
     "Budget",

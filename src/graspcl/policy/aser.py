@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 
+from graspcl.checks import Array
 from graspcl.errors import GraspError
-from graspcl.policy.base import policies
-from graspcl.policy.incoming import IncomingPolicy, best, candidates
+from graspcl.policy.drawing import best, candidates
+from graspcl.policy.policy import IncomingPolicy, policies
 from graspcl.policy.session import Session
-
-Array = np.ndarray[Any, Any]
 
 
 @policies.register("aser")

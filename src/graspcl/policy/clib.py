@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
+from graspcl.checks import Array
 from graspcl.errors import GraspError
-from graspcl.policy.base import Policy, policies
+from graspcl.policy.policy import Policy, policies
 from graspcl.policy.session import Session
-
-Array = np.ndarray[Any, Any]
 
 
 @policies.register("clib")

@@ -7,11 +7,12 @@ so every class gets the same number of draws within one. Members of a class and 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import torch
 
-Array = np.ndarray[Any, Any]
+from graspcl.checks import Array
 
 
 class Groups(NamedTuple):
@@ -120,6 +121,33 @@ def weighted_draws(weights: Array, groups: Groups, budget: int, rng: np.random.G
     targets = np.minimum(targets, np.repeat(np.nextafter(ends, starts), draws))
     picks = np.searchsorted(cumulated, targets, side="right")
     return round_robin(groups.members[picks], groups.number)
+
+
+def candidates(slots: Array, number: int, rng: np.random.Generator) -> Array:
+    """`number` of `slots`, uniformly without replacement; all of them if there are no more. In random order."""
+    return rng.choice(slots, min(number, len(slots)), replace=False)
+
+
+def evenly(slots: Array, number: int, rng: np.random.Generator) -> Array:
+    """`number` slots drawn uniformly: none comes once more before all have come.
+
+    >>> sorted(evenly(np.array([4, 7]), 4, np.random.default_rng(0)).tolist())
+    [4, 4, 7, 7]
+    """
+    whole, rest = divmod(number, len(slots))
+    return np.append(np.tile(slots, whole), rng.choice(slots, rest, replace=False))
+
+
+def best(slots: Array, scores: torch.Tensor, k: int) -> Array:
+    """The `k` of `slots` [n] whose `scores` [n] are largest, largest first; if n < k, they are repeated in that order.
+
+    Of equals the earlier one wins: give the slots in random order, as `candidates` does.
+
+    >>> best(np.array([4, 7, 9]), torch.tensor([0.5, 2.0, 1.0]), 5).tolist()
+    [7, 9, 4, 7, 9]
+    """
+    ranked = torch.argsort(scores, descending=True, stable=True).numpy(force=True)
+    return slots[np.resize(ranked, k)]
 
 
 def _stable_order(keys: Array, bound: int) -> Array:

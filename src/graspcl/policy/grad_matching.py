@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from graspcl.policy.base import PlannedPolicy, policies
+from graspcl.checks import Array
 from graspcl.policy.drawing import draws_per_class, round_robin
 from graspcl.policy.gradients import Gradients, check_settings
+from graspcl.policy.policy import PlannedPolicy, policies
 from graspcl.policy.session import Session
-
-Array = np.ndarray[Any, Any]
 
 _GRAM = 4096  # the largest class whose products ⟨g_i, g_j⟩ are all held at once (64 MB)
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
+from graspcl.checks import Array
 from graspcl.errors import GraspError
 from graspcl.machine import cores
-from graspcl.policy.base import PlannedPolicy, policies
 from graspcl.policy.drawing import Groups, draws_per_class, group_by_class, round_robin
+from graspcl.policy.policy import PlannedPolicy, policies
 from graspcl.policy.prototype import check_eps, prototype_distances
 from graspcl.policy.session import Session
-
-Array = np.ndarray[Any, Any]
 
 # Chunks of classes have generators of their own, so that the draws do not depend on how many threads share the work.
 _CHUNKS = 16

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
-from graspcl.policy.base import Policy, policies
+from graspcl.checks import Array
+from graspcl.policy.drawing import best, candidates
 from graspcl.policy.gradients import check_settings
-from graspcl.policy.incoming import best, candidates
+from graspcl.policy.policy import Policy, policies
 from graspcl.policy.session import Session
-
-Array = np.ndarray[Any, Any]
 
 
 @policies.register("gss")

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numba
 import numpy as np
 import torch
 
+from graspcl.checks import Array
 from graspcl.errors import GraspError
-from graspcl.policy.base import PlannedPolicy, policies
 from graspcl.policy.drawing import weighted_draws
+from graspcl.policy.policy import PlannedPolicy, policies
 from graspcl.policy.prototype import check_eps
 from graspcl.policy.session import Session
-
-Array = np.ndarray[Any, Any]
 
 
 @policies.register("kmeans")

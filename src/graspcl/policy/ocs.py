@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from graspcl.checks import Array
 from graspcl.errors import GraspError
-from graspcl.policy.base import policies
+from graspcl.policy.drawing import best, candidates
 from graspcl.policy.gradients import check_settings
-from graspcl.policy.incoming import IncomingPolicy, best, candidates
+from graspcl.policy.policy import IncomingPolicy, policies
 from graspcl.policy.session import Session
-
-Array = np.ndarray[Any, Any]
 
 
 @policies.register("ocs")

@@ -14,12 +14,10 @@ Three facts keep it fast and exact:
 
 from __future__ import annotations
 
-from typing import Any
-
 import numba
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from graspcl.checks import Array
 
 _LARGE = 1e100
 

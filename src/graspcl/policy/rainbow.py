@@ -5,18 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
 
+from graspcl.checks import Array
 from graspcl.errors import GraspError
 from graspcl.padding import unpadded
-from graspcl.policy.base import PlannedPolicy, policies
 from graspcl.policy.drawing import draws_per_class, round_robin
+from graspcl.policy.policy import PlannedPolicy, policies
 from graspcl.policy.session import Session
-
-Array = np.ndarray[Any, Any]
 
 # With and without a flip these are twelve views; the n-th view of every sample is moved in the same way.
 _SHIFTS = ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0), (1, 1))

@@ -13,11 +13,11 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 import torch
 
+from graspcl.checks import Array
 from graspcl.errors import GraspError, nearest
-from graspcl.policy.base import Policy, policies
+from graspcl.policy.policy import Policy, policies
 from graspcl.policy.session import Session
 
-Array = np.ndarray[Any, Any]
 Mode = Literal["proportional", "top"]
 Weighting = Literal["rank", "softmax", "reciprocal_shift"]
 

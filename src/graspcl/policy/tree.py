@@ -11,14 +11,11 @@ children, never corrected by a difference, so they stay as accurate as when the 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numba
 import numpy as np
 
+from graspcl.checks import Array
 from graspcl.errors import GraspError
-
-Array = np.ndarray[Any, Any]
 
 
 def by_weight(weights: Array) -> Array:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from graspcl.policy.base import PlannedPolicy, policies
+from graspcl.checks import Array
 from graspcl.policy.drawing import shuffled_draws, uniform_draws
+from graspcl.policy.policy import PlannedPolicy, policies
 from graspcl.policy.session import Session
-
-Array = np.ndarray[Any, Any]
 
 
 @policies.register("uniform")

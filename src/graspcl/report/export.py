@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import IO, Literal
 
 from graspcl.errors import GraspError
-from graspcl.files import write_whole
 from graspcl.report.html.figures import class_means, figures
 from graspcl.report.html.grouping import Experiment
 from graspcl.report.html.page import Report, as_bytes
@@ -30,6 +29,7 @@ from graspcl.report.html.tables import (
     summary,
     words,
 )
+from graspcl.state import write_whole
 
 Format = Literal["png", "svg", "csv", "md", "tex"]
 

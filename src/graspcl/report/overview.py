@@ -14,13 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from graspcl.checks import Array
 from graspcl.errors import require
-from graspcl.files import write_whole
 from graspcl.report.html.drawing import Figure, Trace, View, cut, rounded
 from graspcl.report.html.page import _asset, _policy, as_bytes, embedded
 from graspcl.report.html.parts import card, safe
-
-Array = np.ndarray[Any, Any]
+from graspcl.state import write_whole
 
 STEPS = 20
 SHOWN = 1500  # points of a large class that are drawn; numbers are of all

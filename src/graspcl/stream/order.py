@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from graspcl.checks import Array
 from graspcl.errors import GraspError, nearest
-from graspcl.stream.groups import in_order
+from graspcl.stream.kinds import in_order
 
-Array = np.ndarray[Any, Any]
 ORDERS = ("random", "sorted", "imagenet")
 
 

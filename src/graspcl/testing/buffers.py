@@ -10,10 +10,9 @@ import torch
 
 from graspcl.buffer import Buffer, Maintenance, Placed
 from graspcl.buffer.checks import Columns
+from graspcl.checks import Array
 from graspcl.errors import GraspError
 from graspcl.testing.codecs import global_chance_untouched
-
-Array = np.ndarray[Any, Any]
 
 # Batches of a stream: small and large ones, one that fills the buffer midway, some larger than a small buffer.
 _BATCHES = (1, 3, 8, 5, 1, 40, 2, 17)

@@ -14,11 +14,10 @@ import torch
 from torch import nn
 
 from graspcl.buffer import Buffer
+from graspcl.checks import Array
 from graspcl.policy import Budget, Policy, Session, batches
-from graspcl.policy.base import QUANTITIES
+from graspcl.policy.policy import QUANTITIES
 from graspcl.random import restore_rng, rng_state
-
-Array = np.ndarray[Any, Any]
 
 _DIM = 6
 # Sessions on each side of the comparison of slot orders, and the difference in standard errors that fails it: found is

@@ -6,14 +6,12 @@ import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from graspcl.checks import Array
 from graspcl.errors import GraspError
 from graspcl.stream import Chunk, Stream, load_stream, save_stream
-
-Array = np.ndarray[Any, Any]
 
 
 def check_stream(make: Callable[[], Stream], labels: Sequence[int] | Array | None = None) -> None:

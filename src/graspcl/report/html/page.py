@@ -108,7 +108,7 @@ def render(of: Report, progress: str = "", refresh: float | None = None) -> str:
 
 def write_page(of: Report, path: Path) -> None:
     """The page as a file, whole or not at all."""
-    from graspcl.files import write_whole
+    from graspcl.state import write_whole
 
     write_whole(path, lambda file: file.write(as_bytes(render(of))))
 

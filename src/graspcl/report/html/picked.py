@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
+from graspcl.checks import Array
 from graspcl.report.html.drawing import by_runs, why
 from graspcl.report.html.grouping import Experiment
 from graspcl.report.html.labels import cut
 from graspcl.report.html.reading import Run
-
-Array = np.ndarray[Any, Any]
 
 CLASSES = 4
 IMAGES, TEXTS = 6, 3  # of a class, at either end

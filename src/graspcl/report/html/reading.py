@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from graspcl.checks import Array
 from graspcl.errors import GraspError
 from graspcl.metric import accuracies
 from graspcl.report.runs import RunRecord, read_record
 
-Array = np.ndarray[Any, Any]
 Numbers = dict[str, list[float]]
 Parts = dict[str, Any]  # fields of a run
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from graspcl.checks import Array
 from graspcl.report.html.drawing import (
     Figure,
     Trace,
@@ -24,8 +25,6 @@ from graspcl.report.html.drawing import (
 from graspcl.report.html.grouping import Condition, Experiment, Group
 from graspcl.report.html.labels import text
 from graspcl.report.html.reading import Rehearsed
-
-Array = np.ndarray[Any, Any]
 
 _NO_PLAN = "No run has plans of its sessions."
 _NO_DISTANCE = "No distances were measured; --measure.distances 500 does, of about so many stored samples."

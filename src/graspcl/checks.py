@@ -1,0 +1,168 @@
+"""What a parameter may be, written beside its type.
+
+A parameter states its own constraint, as in scikit-learn's `_parameter_constraints`:
+
+>>> from dataclasses import dataclass
+>>> @checked
+... @dataclass
+... class Optimiser:
+...     name: Literal["sgd", "adamw"] = "sgd"
+...     lr: Positive = 0.1
+>>> Optimiser(lr=-1)
+Traceback (most recent call last):
+    ...
+graspcl.errors.GraspError: lr must be a positive number, got -1
+>>> check_parameters(Optimiser, {"name": "adam"})
+Traceback (most recent call last):
+    ...
+graspcl.errors.GraspError: name must be 'sgd' or 'adamw', got 'adam'
+
+`bool`, `int`, `float`, `str`, `Literal` and unions of them are checked as they stand; every other type is left alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import math
+import sys
+import types
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+
+import numpy as np
+
+from graspcl.errors import GraspError
+
+Array = np.ndarray[Any, Any]
+Made = TypeVar("Made", bound=Callable[..., Any])
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """An interval that a number must lie in; `low` and `high` belong to it unless `above` or `below` is set.
+
+    >>> str(Range(0, 1, below=True)), str(Range(1)), str(Range(0, above=True))
+    ('in [0, 1)', 'of at least 1', 'positive')
+    """
+
+    low: float = -math.inf
+    high: float = math.inf
+    above: bool = False  # the number must be greater than `low`
+    below: bool = False  # the number must be less than `high`
+
+    def __contains__(self, value: float) -> bool:
+        over = value > self.low if self.above else value >= self.low
+        return bool(over and (value < self.high if self.below else value <= self.high))
+
+    def __str__(self) -> str:
+        if math.isinf(self.high):
+            if self.above:
+                return "positive" if not self.low else f"above {self.low}"
+            return f"of at least {self.low}"
+        return f"in {'(' if self.above else '['}{self.low}, {self.high}{')' if self.below else ']'}"
+
+
+Positive = Annotated[float, Range(0, above=True)]
+NonNegative = Annotated[float, Range(0)]
+Share = Annotated[float, Range(0, 1)]
+Count = Annotated[int, Range(1)]  # a whole number of at least 1
+Natural = Annotated[int, Range(0)]  # a whole number of at least 0
+
+
+def check(name: str, value: Any, kind: Any) -> None:
+    """Refuse a value that is not of `kind`: a type, possibly annotated with a `Range`.
+
+    >>> check("sessions", 2.5, Count)
+    Traceback (most recent call last):
+        ...
+    graspcl.errors.GraspError: sessions must be a whole number of at least 1, got 2.5
+    """
+    if not _fits(value, kind):
+        raise GraspError(f"{name} must be {_described(kind)}, got {value!r}")
+
+
+def checked(part: Made) -> Made:
+    """Class or function decorator: check the annotated parameters whenever the part is called."""
+    if not isinstance(part, type):
+        return _checking(part, part)  # type: ignore[no-any-return]
+    part.__init__ = _checking(part.__init__, part)  # type: ignore[misc]
+    return part
+
+
+def check_parameters(part: Callable[..., Any], parameters: Mapping[str, Any]) -> None:
+    """Check values for the parameters of a class or function, without calling it."""
+    kinds = _kinds(part)
+    for name, value in parameters.items():
+        if name in kinds:
+            check(name, value, kinds[name])
+
+
+def _checking(function: Any, part: Callable[..., Any]) -> Any:
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            given = signature.bind(*args, **kwargs).arguments
+        except TypeError:  # the function itself says what is missing or too much
+            given = {}
+        check_parameters(part, given)
+        return function(*args, **kwargs)
+
+    return call
+
+
+@functools.cache
+def _kinds(part: Callable[..., Any]) -> dict[str, Any]:
+    """The types of a part's parameters, as far as they exist at run time."""
+    if isinstance(part, type) and dataclasses.is_dataclass(part):
+        sources = [(vars(sys.modules[base.__module__]), inspect.get_annotations(base)) for base in part.__mro__[::-1]]
+    else:
+        function: Any = inspect.unwrap(part.__init__ if isinstance(part, type) else part)  # type: ignore[misc]
+        sources = [(getattr(function, "__globals__", {}), getattr(function, "__annotations__", {}))]
+    kinds: dict[str, Any] = {}
+    for scope, annotated in sources:
+        for name, kind in annotated.items():
+            try:
+                kinds[name] = eval(kind, dict(scope)) if isinstance(kind, str) else kind
+            except (NameError, TypeError):  # a type that only type checkers import
+                kinds.pop(name, None)
+    return kinds
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        ranges = [limit for limit in inner[1:] if isinstance(limit, Range)]
+        return _fits(value, inner[0]) and all(value in limit for limit in ranges)
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, choice) for choice in inner)
+    if origin is Literal:
+        return any(value == choice and type(value) is type(choice) for choice in inner)
+    if kind is float:
+        return isinstance(value, int | float | np.number) and not isinstance(value, bool) and math.isfinite(value)
+    if kind is int:
+        return isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if kind in (bool, str, type(None)):
+        return isinstance(value, kind)
+    return True
+
+
+_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", type(None): "none"}
+
+
+def _described(kind: Any) -> str:
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        said = _described(inner[0])
+        for limit in inner[1:]:
+            said = said.replace("a ", f"a {limit} ", 1) if str(limit) == "positive" else f"{said} {limit}"
+        return said
+    if origin in (Union, types.UnionType):
+        return " or ".join(_described(choice) for choice in inner)
+    if origin is Literal:
+        *first, last = (repr(choice) for choice in inner)
+        return f"{', '.join(first)} or {last}" if first else last
+    return _WORDS.get(kind, getattr(kind, "__name__", str(kind)))

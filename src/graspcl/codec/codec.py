@@ -1,0 +1,84 @@
+"""How a sample is stored: a codec turns inputs into codes when they enter the buffer and back when they are fetched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from graspcl.errors import GraspError
+from graspcl.registry import Registry
+
+codecs: Registry[Codec] = Registry("codec", "graspcl.codec")
+
+
+class Codec:
+    """Encodes inputs [n, …] to codes [n, …] and back. Only `encode` and `decode` are asked of a new one."""
+
+    name: ClassVar[str] = ""
+    error: ClassVar[str] = "none"  # what is lost, in a word or two
+    ragged: bool = False  # codes are objects of different lengths, [n] of `bytes` or `str`, instead of a tensor
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the codec's own tables; they count against a buffer's capacity."""
+        return 0
+
+    def lengths(self, codes: Any) -> Any:
+        """Bytes of each code [n]; asked of ragged codecs only."""
+        raise GraspError(f"codec {type(self).__name__} is ragged: it must define lengths(codes)")
+
+    def fit(self, inputs: torch.Tensor) -> Codec:
+        """Learn from inputs [n, …], where there is anything to learn; returns itself."""
+        return self
+
+    def encode(self, inputs: Any) -> Any:
+        """Codes [n, …] on the CPU: a tensor, of a tensor; objects [n] of what it takes, if ragged."""
+        raise GraspError(f"codec {type(self).__name__} must define encode(inputs)")
+
+    def decode(self, codes: Any) -> torch.Tensor:
+        """Inputs [n, …], float32, on the device of the codes."""
+        raise GraspError(f"codec {type(self).__name__} must define decode(codes)")
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was learned, as tensors and numbers."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+
+
+@codecs.register("identity")
+@dataclass
+class Identity(Codec):
+    """Stores inputs as they are, in their own type.
+
+    >>> Identity().decode(Identity().encode(torch.ones(2, 3))).shape
+    torch.Size([2, 3])
+    """
+
+    def encode(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs.detach().cpu()
+
+    def decode(self, codes: torch.Tensor) -> torch.Tensor:
+        return codes
+
+
+@codecs.register("half")
+@dataclass
+class Half(Codec):
+    """Stores 16-bit floats: half the bytes of float32, three significant digits.
+
+    >>> Half().encode(torch.ones(2, 3)).dtype
+    torch.float16
+    """
+
+    error = "about 0.05 % of each number"
+
+    def encode(self, inputs: torch.Tensor) -> torch.Tensor:
+        # Beyond half precision's range a number is kept as the largest one it has, never as infinity.
+        return inputs.detach().cpu().clamp(-65504, 65504).half()
+
+    def decode(self, codes: torch.Tensor) -> torch.Tensor:
+        return codes.float()

@@ -1,0 +1,69 @@
+"""Images as they came: encoded bytes or paths of files, decoded when they are fetched."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from graspcl.checks import Array
+from graspcl.codec.codec import Codec, codecs
+from graspcl.errors import GraspError
+from graspcl.images import decode_images
+
+
+@codecs.register("encoded")
+@dataclass
+class Encoded(Codec):
+    """For veridical rehearsal: keeps an image's JPEG or PNG bytes, or the path of its file, and decodes it when it is
+    rehearsed, to RGB uint8 [n, 3, pixels, pixels]. Either way the image counts with the bytes of its file.
+
+    >>> import io
+    >>> from PIL import Image
+    >>> file = io.BytesIO()
+    >>> Image.new("RGB", (8, 6), "red").save(file, "PNG")
+    >>> codec = Encoded(pixels=4)
+    >>> codes = codec.encode([file.getvalue()])
+    >>> codec.decode(codes)[0, :, 0, 0].tolist(), int(codec.lengths(codes)[0]) == len(file.getvalue())
+    ([255, 0, 0], True)
+    """
+
+    pixels: int = 224
+    whole: bool = False  # keep the whole shorter side, without a margin
+    ragged = True
+
+    def __post_init__(self) -> None:
+        if self.pixels < 1:
+            raise GraspError(f"pixels must be at least 1, not {self.pixels}")
+
+    def encode(self, inputs: Sequence[bytes | str | Path] | Array) -> Array:
+        """Bytes or paths [n], as they are."""
+        codes = np.empty(len(inputs), object)
+        for i, image in enumerate(inputs):
+            if not isinstance(image, bytes | str | Path):
+                raise GraspError(
+                    f"input {i} is {type(image).__name__}; the codec 'encoded' takes the bytes or the path of an image "
+                    "file (images that are tensors already are stored by 'identity')"
+                )
+            codes[i] = image if isinstance(image, bytes) else os.path.abspath(image)
+        return codes
+
+    def decode(self, codes: Array) -> torch.Tensor:
+        images = decode_images(codes.tolist(), self.pixels, whole=self.whole)
+        return torch.from_numpy(images).permute(0, 3, 1, 2)
+
+    def lengths(self, codes: Array) -> Array:
+        return np.array([_length(code) for code in codes], np.int64)
+
+
+def _length(code: bytes | str) -> int:
+    if isinstance(code, bytes):
+        return len(code)
+    try:
+        return os.stat(code).st_size
+    except OSError as error:
+        raise GraspError(f"the image {code} cannot be read: {error.strerror}; nothing was stored") from error

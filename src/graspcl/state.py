@@ -1,0 +1,117 @@
+"""Files that are there whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from graspcl.errors import GraspError
+
+
+def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Write a file beside `path`, bring it to the disk, and put it in place in one step; folders are made.
+
+    Where that fails (OSError) whatever was at `path` is still there.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_whole(Path(folder) / "deep" / "a", lambda file: file.write(b"content"))
+    ...     (Path(folder) / "deep" / "a").read_bytes()
+    b'content'
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        with open(part, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise
+
+
+_KEY = "graspcl"
+
+
+def save_state(path: Path, state: dict[str, Any]) -> None:
+    """Write a nested state (dictionaries, lists, numbers, strings, arrays, tensors) to `path`: whole or not at all."""
+    tensors: dict[str, torch.Tensor] = {}
+    skeleton = _flatten(state, "", tensors)
+    try:
+        write_whole(path, lambda file: file.write(save(tensors, {_KEY: json.dumps(skeleton)})))
+    except OSError as error:
+        raise GraspError(f"the checkpoint {path} cannot be written: {error.strerror}") from error
+
+
+def load_state(path: Path) -> dict[str, Any]:
+    """Read what `save_state` wrote, equal to the last bit.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_state(Path(folder) / "a", {"x": np.arange(3), "y": {"n": 2**100, 1: [None, 0.5]}})
+    ...     load_state(Path(folder) / "a")
+    {'x': array([0, 1, 2]), 'y': {'n': 1267650600228229401496703205376, 1: [None, 0.5]}}
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
+        state: dict[str, Any] = _unflatten(json.loads(metadata[_KEY]), tensors)
+    except FileNotFoundError as error:
+        raise GraspError(f"there is no checkpoint at {path}") from error
+    except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise GraspError(f"the checkpoint {path} is damaged or not one of graspcl's: {error}") from error
+    return state
+
+
+def drop_unfinished(folder: Path, name: str = "*") -> None:
+    """Delete what killed processes left of files called `name` in a folder; nobody else may be writing there."""
+    with contextlib.suppress(OSError):
+        for part in folder.glob(f"{name}.*.part"):
+            part.unlink()
+
+
+def _flatten(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
+    if isinstance(value, dict):
+        if odd := [key for key in value if not isinstance(key, (str, int))]:
+            raise GraspError(f"the key {odd[0]!r} at {path} cannot be part of a checkpoint; keys are text or integers")
+        return {"dict": [[key, _flatten(inner, f"{path}/{key}", tensors)] for key, inner in value.items()]}
+    if isinstance(value, (list, tuple)):
+        return {"list": [_flatten(inner, f"{path}/{number}", tensors) for number, inner in enumerate(value)]}
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        name = f"{len(tensors)}:{path}"  # a number, since paths need not be unique
+        if isinstance(value, torch.Tensor):
+            tensors[name] = value.detach().cpu().contiguous().clone()
+            return {"tensor": name}
+        if value.dtype.kind not in "biuf":
+            raise GraspError(f"an array of {value.dtype} at {path} cannot be part of a checkpoint")
+        tensors[name] = torch.from_numpy(np.array(value, order="C", ndmin=0))
+        return {"array": name}
+    if isinstance(value, np.generic):
+        return value.item()
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise GraspError(f"{type(value).__name__} at {path} cannot be part of a checkpoint")
+
+
+def _unflatten(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "dict":
+        return {key: _unflatten(inner, tensors) for key, inner in content}
+    if kind == "list":
+        return [_unflatten(inner, tensors) for inner in content]
+    return tensors[content] if kind == "tensor" else tensors[content].numpy()
