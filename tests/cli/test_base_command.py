@@ -20,7 +20,7 @@ from cyclopts import App
 from graspcl.cli.base import base
 from graspcl.codec import OPQ, Half
 from graspcl.errors import GraspError
-from graspcl.model.zoo import make_network
+from graspcl.model import make_network
 from graspcl.pretrain import load_codec, load_weights, read_header, read_weights
 
 pytest.importorskip("PIL", reason="needs graspcl[demo]")

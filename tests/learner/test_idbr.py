@@ -176,7 +176,7 @@ def terms(learner: Idbr, batch: Batch) -> dict[str, torch.Tensor]:
     general, specific = spaces.general(seen).tanh(), spaces.specific(seen).tanh()
     logits = F.linear(torch.cat([general, specific], 1), network.head.weight, network.head.bias)
     n = len(batch.rows)
-    task = torch.from_numpy(learner.tasks * (learner.buffer.births[batch.slots] >= learner.since))
+    task = torch.from_numpy(learner.tasks * learner.buffer.new[batch.slots])
     return {
         "class": F.cross_entropy(logits, batch.rows.repeat(2)),
         "order": F.cross_entropy(spaces.order(general), torch.tensor([0] * n + [1] * n)),

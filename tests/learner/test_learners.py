@@ -183,7 +183,7 @@ def test_finetune_keeps_nothing_and_counts_on():
     learner = make("finetune", capacity=50)
     learner.observe(inputs[labels < 3], labels[labels < 3])
     log = learner.rehearse(Budget(4, 8))
-    assert log.stored == 60 and len(learner.buffer) == 0 and learner.buffer.seen == learner.since == 60
+    assert log.stored == 60 and len(learner.buffer) == 0 and learner.buffer.seen == learner.buffer.since == 60
     learner.observe(inputs[labels >= 3], labels[labels >= 3])
     assert set(learner.buffer.labels) == {3, 4} and learner.classes == [0, 1, 2, 3, 4]
     learner.rehearse(Budget(4, 8))

@@ -96,7 +96,8 @@ def session(budget: Budget, old: np.ndarray = OLD_LABELS, seed: int = 0) -> Sess
     labels = np.concatenate([old, NEW_LABELS])
     buffer.insert(np.random.default_rng(1).normal(size=(len(labels), 4)).astype(np.float32), labels)
     needs = Aser.needs | {"labels"}
-    return Session(buffer, budget, np.random.default_rng(seed), Tiny(), since=len(old), needs=needs)
+    buffer.since = len(old)
+    return Session(buffer, budget, np.random.default_rng(seed), Tiny(), needs=needs)
 
 
 @pytest.mark.parametrize("score", ["asvm", "asv", "neg_sv"])

@@ -30,7 +30,8 @@ def session(budget: Budget, seed: int = 0) -> Session:
     buffer = Buffer()
     buffer.insert(inputs, LABELS)
     network = vector_network(5, 7, 6, 3, generator=torch.Generator().manual_seed(2), scale=4.0)
-    return Session(buffer, budget, np.random.default_rng(seed), network, since=OLD)
+    buffer.since = OLD
+    return Session(buffer, budget, np.random.default_rng(seed), network)
 
 
 def explicit(asked: Session, kind: str) -> Array:

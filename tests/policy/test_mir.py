@@ -49,7 +49,8 @@ def session(budget: Budget, seed: int = 0, lr: float = 0.3) -> Session:
     buffer = Buffer()
     buffer.insert(rng.normal(size=(OLD + NEW, 5)).astype(np.float32), labels)
     needs = Mir.needs | {"labels"}
-    return Session(buffer, budget, np.random.default_rng(seed), Learning().train(), since=OLD, lr=lr, needs=needs)
+    buffer.since = OLD
+    return Session(buffer, budget, np.random.default_rng(seed), Learning().train(), lr=lr, needs=needs)
 
 
 def interference(one: Session, incoming: np.ndarray) -> np.ndarray:

@@ -127,9 +127,9 @@ def test_no_global_generator_is_used() -> None:
 
 def test_new_samples_are_told_by_their_birth() -> None:
     buffer = filled()
-    since = buffer.seen
+    buffer.settle()
     buffer.insert(np.ones((2, 4), np.float32), [2, 5])
-    one = Session(buffer, Budget(1, 1), np.random.default_rng(0), since=since)
+    one = Session(buffer, Budget(1, 1), np.random.default_rng(0))
     assert one.new.tolist() == [False] * len(LABELS) + [True] * 2
 
 

@@ -41,6 +41,7 @@ class Slots:
     def __init__(self, columns: Columns | None, folder: str | Path | None, ragged: bool) -> None:
         self.index = ClassIndex()
         self.seen = 0  # samples offered so far, kept or not
+        self.since = 0  # samples offered before this count are old
         self._storage = Storage(folder)
         self._ragged = ragged
         self._extra = dict(columns or {})
@@ -65,6 +66,15 @@ class Slots:
     def births(self) -> Array:
         """When each stored sample arrived, counted in samples offered [n], int64, a view."""
         return self._view("births")
+
+    @property
+    def new(self) -> Array:
+        """Which stored samples arrived since the last call of `settle` [n], bool."""
+        return self.births >= self.since
+
+    def settle(self) -> None:
+        """Count everything stored as old, as at the end of a rehearsal session."""
+        self.since = self.seen
 
     @property
     def columns(self) -> Columns:
@@ -336,6 +346,7 @@ class Buffer(Slots):
         return {
             "count": self._count,
             "seen": self.seen,
+            "since": self.since,
             "overfull": self._overfull,
             "capacity": self._bound.samples,
             "shape": None if self._shape is None else list(self._shape),
@@ -361,6 +372,7 @@ class Buffer(Slots):
             self.codec.load_state_dict(state["codec"])
         self._storage = storage
         self._count, self.seen, self._overfull = int(state["count"]), int(state["seen"]), bool(state["overfull"])
+        self.since = int(state.get("since", 0))  # states of earlier versions keep it elsewhere
         self._bound.samples = state["capacity"]
         self._shape = None if state["shape"] is None else tuple(state["shape"])
         self.index.load_state_dict(state["index"])

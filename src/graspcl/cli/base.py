@@ -154,11 +154,10 @@ def _samples(data: str, pixels: int) -> Samples[Any]:
 
 
 def _network(name: str, classes: int, pixels: int, seed: int, split: str | None) -> SplitNetwork:
-    from graspcl.model.zoo import NETWORKS, make_network
+    from graspcl.model import make_network, networks
     from graspcl.random import torch_generator
-    from graspcl.registry import parameter_names
 
-    sized = name in NETWORKS and "pixels" in parameter_names(NETWORKS[name])
+    sized = "pixels" in networks.parameters(name)
     options: dict[str, Any] = {"pixels": pixels} if sized else {}
     if split is not None:
         options["split"] = int(split) if split.isdecimal() else split

@@ -15,8 +15,7 @@ from graspcl.checks import Array
 from graspcl.codec import Codec, codecs
 from graspcl.data import Samples
 from graspcl.errors import GraspError
-from graspcl.model import SplitNetwork, make_network
-from graspcl.model.zoo import NETWORKS
+from graspcl.model import SplitNetwork, make_network, networks
 from graspcl.pretrain import (
     SupervisedSettings,
     SwavSettings,
@@ -29,7 +28,6 @@ from graspcl.pretrain import (
 )
 from graspcl.progress import Progress
 from graspcl.random import generator, torch_generator
-from graspcl.registry import parameter_names
 from graspcl.settings.config import Config, Part, as_plain, digest
 from graspcl.state import drop_unfinished, load_state, save_state
 
@@ -52,7 +50,7 @@ class Backbone:
 def build_network(config: Config, classes: int = 0) -> SplitNetwork:
     """The network of a run, its weights drawn with the run's seed."""
     part = config.network
-    sized = part.name in NETWORKS and "pixels" in parameter_names(NETWORKS[part.name])
+    sized = "pixels" in networks.parameters(part.name)
     options = {**({"pixels": config.data.pixels} if sized else {}), **part.parameters}
     return make_network(part.name, classes, generator=torch_generator(config.seed, "init"), **options)
 

@@ -79,7 +79,7 @@ class Derpp(Learner):
             self._teacher = {name: value.clone() for name, value in self.network.state_dict().items()}
 
     def loss(self, batch: Batch) -> torch.Tensor:
-        new = torch.from_numpy(self.buffer.births[batch.slots] >= self.since).to(self.device)
+        new = torch.from_numpy(self.buffer.new[batch.slots]).to(self.device)
         losses = batch.cross_entropies
         if not new.any():
             return losses.mean()
@@ -112,8 +112,8 @@ class Derpp(Learner):
         self._teacher, self._taught_samples = {}, 0
         self.buffer.compress()  # first: logits of what is not kept would be in vain
         if not self.teacher:
-            self._store_logits(np.flatnonzero(self.buffer.births >= self.since))
-            costs.training_forward += int((self.buffer.births >= self.since).sum())
+            self._store_logits(np.flatnonzero(self.buffer.new))
+            costs.training_forward += int(self.buffer.new.sum())
         super().end_session(costs)
 
     def _store_logits(self, slots: Array) -> None:

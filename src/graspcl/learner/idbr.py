@@ -109,7 +109,7 @@ class Idbr(Learner):
         loss = F.cross_entropy(logits, rows) + F.cross_entropy(self._spaces.order(general), swapped.long())
         if not self.tasks:
             return loss
-        replay = bool((self.buffer.births[batch.slots] < self.since).any())
+        replay = bool((~self.buffer.new[batch.slots]).any())
         if replay:
             task = torch.from_numpy(self.buffer["task"][batch.slots]).to(self.device, torch.int64)
             loss = loss + F.cross_entropy(self._spaces.task(specific), task.repeat(2))
@@ -121,7 +121,7 @@ class Idbr(Learner):
         costs.training_forward += self._looks + self._copies
         costs.training_backward += self._copies
         self._old, self._looks, self._copies = torch.empty(0), 0, 0
-        new = np.flatnonzero(self.buffer.births >= self.since)
+        new = np.flatnonzero(self.buffer.new)
         stay = math.ceil(round(self.store_ratio * len(new), 6))  # 0.07 · 100 is 7
         self.buffer.remove(self.rng.permutation(new)[stay:])
         super().end_session(costs)

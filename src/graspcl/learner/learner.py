@@ -117,7 +117,6 @@ class Learner:
         self.rng = np.random.default_rng(rng)
         self.device = torch.device(self.execution.device)
         self.classes = list(range(network.head.classes))  # of a head that was trained before: labels 0 … k-1
-        self.since = 0  # samples offered to the buffer before the last session are old
         self._map_classes()
 
     @classmethod
@@ -197,7 +196,7 @@ class Learner:
     def end_session(self, costs: Costs) -> None:
         """After a session: the buffer returns to its capacity, and what it holds is old. Passes are booked to costs."""
         self.buffer.compress()
-        self.since = self.buffer.seen
+        self.buffer.settle()
 
     # -- use -------------------------------------------------------------------------------------------------------
 
@@ -255,7 +254,6 @@ class Learner:
         return {
             "network": {name: value.clone() for name, value in self.network.state_dict().items()},
             "classes": list(self.classes),
-            "since": self.since,
             "buffer": self.buffer.state_dict(),
             "policy": self.policy.state_dict(),
             "rng": rng_state(self.rng),
@@ -264,18 +262,21 @@ class Learner:
     @property
     def state_keys(self) -> set[str]:
         """What `state_dict` has."""
-        return {"network", "classes", "since", "buffer", "policy", "rng"}
+        return {"network", "classes", "buffer", "policy", "rng"}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` gave, into a learner made with the same settings."""
+        state = dict(state)
+        since = state.pop("since", None)  # where states of earlier versions keep it
         if (own := self.state_keys) != state.keys():
             raise GraspError(
                 f"this is not the state of a learner {self.name or type(self).__name__!r} with these settings: "
                 f"it differs in {', '.join(sorted(own ^ state.keys()))}"
             )
         self.network.load_state_dict(state["network"])
-        self.classes, self.since = list(state["classes"]), int(state["since"])
+        self.classes = list(state["classes"])
         self._map_classes()
         self.buffer.load_state_dict(state["buffer"])
+        self.buffer.since = self.buffer.since if since is None else int(since)
         self.policy.load_state_dict(state["policy"])
         restore_rng(self.rng, state["rng"])

@@ -171,7 +171,7 @@ class Rehearsal:
         """Begin a session; or, with the `state` of an interrupted one and the learner restored as of then, go on."""
         self.learner, self.budget = learner, budget
         self.session = Session(
-            learner.buffer, budget, learner.rng, learner.network, learner.since, learner.rows, learner.device,
+            learner.buffer, budget, learner.rng, learner.network, learner.rows, learner.device,
             groups_by=learner.groups_by,
         )  # fmt: skip
         self.updates = 0

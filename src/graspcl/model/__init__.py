@@ -20,15 +20,13 @@ from graspcl.model.layers import (
 )
 from graspcl.model.mobilenet import mobilenet_v3_large
 from graspcl.model.mobilevit import MobileViTBlock, TransformerLayer, mobilevit_s
-from graspcl.model.network import Outputs, SplitNetwork, veridical
+from graspcl.model.network import Outputs, SplitNetwork, make_network, networks, veridical
 from graspcl.model.small import small_network, vector_network
 from graspcl.model.texts import StaticTextEncoder, Tokenizer, packaged_encoder
 from graspcl.model.timm import timm_network
 from graspcl.model.transformer import transformer_network
-from graspcl.model.zoo import NETWORKS, make_network
 
 __all__ = [
-    "NETWORKS",
     "ChannelsLast",
     "CosineHead",
     "Execution",
@@ -57,6 +55,7 @@ __all__ = [
     "make_network",
     "mobilenet_v3_large",
     "mobilevit_s",
+    "networks",
     "packaged_encoder",
     "small_network",
     "timm_network",

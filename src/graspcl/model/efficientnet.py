@@ -24,7 +24,7 @@ from graspcl.model.layers import (
     build,
     conv_norm,
 )
-from graspcl.model.network import SplitNetwork
+from graspcl.model.network import SplitNetwork, networks
 
 
 class _Stage(NamedTuple):
@@ -55,6 +55,7 @@ _frozen_batch_norm = partial(FrozenBatchNorm2d, eps=1e-3, momentum=0.01)
 _relu6 = partial(nn.ReLU6, inplace=True)
 
 
+@networks.register("efficientnet_lite0", reads="images")
 def efficientnet_lite0(
     split: int = 10,
     classes: int = 0,

@@ -24,7 +24,7 @@ from graspcl.model.layers import (
     conv_norm,
     imagenet_input,
 )
-from graspcl.model.network import SplitNetwork
+from graspcl.model.network import SplitNetwork, networks
 
 
 class _Row(NamedTuple):
@@ -58,6 +58,7 @@ EMBEDDING = 1280
 LAYERS = len(ROWS) + 2  # the stem before them, the last 1x1 convolution after them
 
 
+@networks.register("mobilenet_v3_large", reads="images")
 def mobilenet_v3_large(
     classes: int = 0, split: int = 7, *, generator: torch.Generator, scale: float = 1.0
 ) -> SplitNetwork:

@@ -25,7 +25,7 @@ from graspcl.model.layers import (
     conv_norm,
     imagenet_input,
 )
-from graspcl.model.network import SplitNetwork
+from graspcl.model.network import SplitNetwork, networks
 
 
 class _Inverted(NamedTuple):
@@ -60,6 +60,7 @@ LAYERS = len(BLOCKS) + 2  # the stem before them, the last 1x1 convolution after
 FrozenNorm = Literal["batch", "group"]
 
 
+@networks.register("mobilevit_s", reads="images")
 def mobilevit_s(
     classes: int = 0,
     split: int = 7,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,9 @@ from torch import Tensor, nn
 from graspcl.errors import GraspError
 from graspcl.model.execution import Execution
 from graspcl.model.head import CosineHead, Head
+from graspcl.registry import Registry
+
+networks: Registry[SplitNetwork] = Registry("network", "graspcl.model", given=("classes", "generator"))
 
 
 class Outputs(NamedTuple):
@@ -165,3 +168,19 @@ class _Whole(nn.Module):
             latents = self.frozen(x)
         embedding: Tensor = self.plastic(latents)
         return embedding
+
+
+def make_network(name: str, classes: int = 0, *, generator: torch.Generator, **options: Any) -> SplitNetwork:
+    """The network called `name`, or `timm:NAME` for one of timm's, with the options of its function.
+
+    An unknown name or option raises an error that suggests the nearest valid one.
+
+    >>> net = make_network("vector", classes=3, dim=8, generator=torch.Generator().manual_seed(0))
+    >>> net(torch.zeros(2, 8)).logits.shape
+    torch.Size([2, 3])
+    >>> make_network("small", splt=2, generator=torch.Generator())
+    Traceback (most recent call last):
+        ...
+    graspcl.errors.GraspError: network 'small' has no parameter 'splt'; did you mean 'split'?
+    """
+    return networks.create(name, classes=classes, generator=generator, **options)

@@ -22,12 +22,13 @@ from graspcl.model.layers import (
     conv_norm,
     imagenet_input,
 )
-from graspcl.model.network import SplitNetwork
+from graspcl.model.network import SplitNetwork, networks
 
 CHANNELS = (16, 32, 64, 128)
 STAGES = len(CHANNELS)
 
 
+@networks.register("small", reads="images")
 def small_network(
     pixels: int = 64,
     classes: int = 0,
@@ -90,6 +91,7 @@ def _body(split: int, first_stride: int) -> nn.Sequential:
     return nn.Sequential(stages)
 
 
+@networks.register("vector", reads="vectors")
 def vector_network(
     dim: int,
     hidden: int = 512,

@@ -15,9 +15,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from graspcl.errors import GraspError, nearest, require
 from graspcl.model.head import CosineHead
 from graspcl.model.layers import ImageInput, fork
-from graspcl.model.network import SplitNetwork
+from graspcl.model.network import SplitNetwork, networks
 
 
+@networks.register("timm", reads="images")
 def timm_network(
     name: str,
     split: str,

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from graspcl.errors import GraspError, expect, nearest, require
 from graspcl.model.head import CosineHead, LinearHead
 from graspcl.model.layers import SeededDropout, fork
-from graspcl.model.network import SplitNetwork
+from graspcl.model.network import SplitNetwork, networks
 from graspcl.model.texts import Tokenizer, encoder_source, expect_whole, read_pretrained
 
 KNOWN = "BERT, RoBERTa, XLM-RoBERTa, ELECTRA, DistilBERT, MPNet, ALBERT and DeBERTa"
@@ -183,6 +183,7 @@ _BETWEEN = -2.0
 _PART = 64  # texts that are passed at once where no gradients are wanted
 
 
+@networks.register("transformer", reads="texts")
 def transformer_network(
     model: str | Path | None = None,
     frozen_layers: int = 3,

@@ -82,15 +82,14 @@ class Session:
 
     `network` maps inputs [n, …] to an object with `.embedding` [n, D] and `.logits` [n, K], or just to embeddings.
     Each quantity is computed at most once, when first asked for: in chunks, without gradients, in eval mode, leaving
-    the network's mode and every random generator as they were. `since` tells new samples from old: those that were
-    offered to the buffer at that count or later are new. `rows` maps labels to columns of the logits.
+    the network's mode and every random generator as they were. `buffer.new` tells new samples
+    from old. `rows` maps labels to columns of the logits.
     """
 
     buffer: Buffer
     budget: Budget
     rng: np.random.Generator
     network: Callable[[torch.Tensor], Any] | None = None
-    since: int = 0
     rows: Callable[[torch.Tensor], torch.Tensor] | None = None
     device: torch.device | str = "cpu"
     chunk: int = 512
@@ -128,7 +127,7 @@ class Session:
     def new(self) -> Array:
         """Which samples arrived since the last session [N], bool."""
         self._allow("new")
-        return self.buffer.births >= self.since
+        return self.buffer.new
 
     @property
     def embeddings(self) -> torch.Tensor:

@@ -132,5 +132,7 @@ def _assert_same(one: Learner, other: Learner, message: str) -> None:
         assert torch.equal(value, others[name]), f"{message}: {name} differs"
     for name in ("ids", *one.buffer.columns):
         assert np.array_equal(one.buffer[name], other.buffer[name]), f"{message}: the buffers differ in {name}"
-    assert one.classes == other.classes and one.since == other.since, f"{message}: what counts as old differs"
+    assert one.classes == other.classes and one.buffer.since == other.buffer.since, (
+        f"{message}: what counts as old differs"
+    )
     assert rng_state(one.rng) == rng_state(other.rng), f"{message}: the random generators differ"

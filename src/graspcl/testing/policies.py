@@ -83,7 +83,8 @@ class Case:
         classes = torch.from_numpy(np.unique(self.labels))
         network = Network(len(classes)) if policy.needs - {"labels", "new"} else None
         rng = np.random.default_rng(seed)
-        return Session(buffer, self.budget, rng, network, self.since, lambda k: torch.searchsorted(classes, k))
+        buffer.since = self.since
+        return Session(buffer, self.budget, rng, network, lambda k: torch.searchsorted(classes, k))
 
 
 _MIXED = (0, 1, 2, 0, 1, 0, 0, 2, 0, 1, 0, 0, 2, 1, 0, 0, 1, 0, 2, 0, 1, 0)
