@@ -83,10 +83,10 @@ def test_the_test_set_does_not_depend_on_max_train(listings: Listings, everythin
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"min_samples": 60}, "must exceed test_per_class=60"),
-        ({"min_samples": 10**6}, "no class has min_samples=1000000"),
-        ({"max_train": 0}, "at least 1"),
-        ({"seed": -1}, "must not be negative"),
+        ({"min_samples": 60}, "min_samples must be larger than test_per_class, .* got 60 and 60"),
+        ({"min_samples": 10**6}, "no class is large enough; .* got min_samples=1000000"),
+        ({"max_train": 0}, "max_train must be a whole number of at least 1 or none, got 0"),
+        ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
     ],
 )
 def test_impossible_options(options: dict[str, int], message: str) -> None:

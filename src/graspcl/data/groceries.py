@@ -12,7 +12,7 @@ from graspcl.data.image_folder import StoredImages
 from graspcl.data.packaged import REINSTALL, first_of_each, read_table
 from graspcl.data.samples import Int64s
 from graspcl.data.sources import data_sources
-from graspcl.errors import GraspError, require
+from graspcl.errors import require
 
 if TYPE_CHECKING:
     import torch
@@ -60,13 +60,6 @@ class Groceries(StoredImages):
             test=np.flatnonzero(is_test),
             options={"pixels": pixels},
         )
-
-    def read(self, indices: ArrayLike) -> torch.Tensor:
-        rows = self.check(indices)
-        try:
-            return super().read(rows)
-        except GraspError as error:
-            raise GraspError(f"{error}; reinstall the photos with: {REINSTALL}") from error
 
     def read_some(self, indices: ArrayLike) -> tuple[torch.Tensor, Int64s, list[str]]:
         photos, kept, problems = super().read_some(indices)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +40,18 @@ def load_splits(name: str, config: str | None) -> Mapping[str, Any]:
     """Load the splits of a data set, or of a local folder. Without a connection, use the cache of datasets."""
     datasets = require("datasets", "hub")
     reachable = Path(name).is_dir() or (not datasets.config.HF_HUB_OFFLINE and _is_reachable(name))
+    offline = datasets.config.HF_HUB_OFFLINE
+    datasets.config.HF_HUB_OFFLINE = offline or not reachable
     try:
-        with _offline_unless(reachable, datasets):
-            splits: Mapping[str, Any] = datasets.load_dataset(name, config)
+        splits: Mapping[str, Any] = datasets.load_dataset(name, config)
     except Exception as error:  # datasets passes on errors of several packages
         cause = error.__cause__ if isinstance(error, datasets.exceptions.DatasetGenerationError) else error
         reason = " ".join(str(cause).split())[:300] or type(cause).__name__
         if not reachable:
             reason = f"there is no connection, and the cache of the package datasets does not have it ({reason})"
         raise GraspError(f"the data set {name} cannot be loaded from the hub: {reason}") from error
+    finally:
+        datasets.config.HF_HUB_OFFLINE = offline
     if "train" not in splits:
         raise GraspError(f"the data set {name} has no split train, only {', '.join(map(str, splits))}")
     return splits
@@ -84,13 +86,3 @@ def _is_reachable(name: str) -> bool:
     except Exception:  # the connection package, and thus the error, depends on the version
         return False
     return True
-
-
-@contextmanager
-def _offline_unless(reachable: bool, datasets: Any) -> Iterator[None]:
-    before = datasets.config.HF_HUB_OFFLINE
-    datasets.config.HF_HUB_OFFLINE = before or not reachable
-    try:
-        yield
-    finally:
-        datasets.config.HF_HUB_OFFLINE = before

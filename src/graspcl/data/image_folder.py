@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -20,7 +20,7 @@ from graspcl.data.samples import Codes, Int64s, Samples, few, hash_id, labels_of
 from graspcl.data.splits import held_out
 from graspcl.data.trees import Tree, open_tree
 from graspcl.errors import GraspError, require
-from graspcl.images import Pixels, decode_images, decode_some
+from graspcl.images import decode_some
 
 if TYPE_CHECKING:
     import torch
@@ -48,11 +48,18 @@ class StoredImages(Samples["torch.Tensor"]):
 
     def read(self, indices: ArrayLike) -> torch.Tensor:
         """Return the images at `indices` [n] as RGB uint8 [n, 3, pixels, pixels] in channels-last memory."""
-        return _as_tensor(decode_images(**self._to_decode(indices)))
+        images, _, problems = self.read_some(indices)
+        if problems:
+            raise GraspError(problems[0])
+        return images
 
     def read_some(self, indices: ArrayLike) -> tuple[torch.Tensor, Int64s, list[str]]:
-        images, kept, problems = decode_some(**self._to_decode(indices))
-        return _as_tensor(images), kept, problems
+        import torch
+
+        rows = self.check(indices).tolist()
+        sources, titles = [partial(self._stored, row) for row in rows], [self._title(row) for row in rows]
+        images, kept, problems = decode_some(sources, self._pixels, names=titles, whole=self.whole)
+        return torch.from_numpy(images).permute(0, 3, 1, 2), kept, problems
 
     def encoded_some(self, indices: ArrayLike) -> tuple[Codes, Int64s, list[str]]:
         found: dict[int, bytes | str] = {}
@@ -76,15 +83,6 @@ class StoredImages(Samples["torch.Tensor"]):
     def path(self, index: int) -> Path | None:
         self.check([index])
         return None
-
-    def _to_decode(self, indices: ArrayLike) -> dict[str, Any]:
-        rows = self.check(indices).tolist()
-        return {
-            "sources": [partial(self._stored, row) for row in rows],
-            "pixels": self._pixels,
-            "names": [self._title(row) for row in rows],
-            "whole": self.whole,
-        }
 
 
 class ImageFiles(StoredImages):
@@ -198,12 +196,6 @@ def image_names(tree: Tree) -> list[str]:
     return sorted(name for name in tree.sizes if PurePosixPath(name).suffix.lower() in SUFFIXES)
 
 
-def _as_tensor(images: Pixels) -> torch.Tensor:
-    import torch
-
-    return torch.from_numpy(images).permute(0, 3, 1, 2)
-
-
 def _unwrapped(tree: Tree) -> Tree:
     """Enter a single folder around everything, as many downloads have one: it is not a class."""
     while len(tree.folders) == 1 and not tree.folders & {"train", *_TESTS} and all("/" in name for name in tree.sizes):
@@ -253,7 +245,7 @@ def _test_images(tree: Tree, folders: list[str], mapping: _Mapping | None) -> tu
     found = [name.partition("/")[0] for name in names]
     if any("/" not in name for name in names) or (set(found) == {"images"} and "images" not in folders):
         raise GraspError(
-            f"{tree.where()} has images without class folders; give a file with one 'name class' per line as val_mapping"
+            f"{tree.where()} has images without class folders; give a file of 'name class' lines as val_mapping"
         )
     return names, found
 

@@ -70,7 +70,7 @@ class Rows:
     def checked(self) -> Rows:
         """Return these rows, or raise an error if there are none."""
         if not self.texts:
-            reason = f"; {len(self.problems)} are bad, the first: {self.problems[0]}" if self.problems else ""
+            reason = f"; bad rows: {len(self.problems)}, the first: {self.problems[0]}" if self.problems else ""
             raise GraspError(f"{self.where} has no usable rows{reason}")
         return self
 

@@ -133,7 +133,7 @@ def read_parts(path: str | Path | Sequence[str | Path], text: str, label: str, v
         return Parts(folder.stem, [read_rows(folder, text, label)], None)
     files = table_files(folder)
     if "train" not in files:
-        raise GraspError(f"{folder} has no training data; add a file train with one of {', '.join(READERS)}")
+        raise GraspError(f"{folder} has no training data; add train.csv (or {', '.join([*READERS][1:])})")
     return _parts(folder.resolve().name, files, lambda role: read_rows(files[role], text, label), val)
 
 

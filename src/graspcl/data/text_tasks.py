@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from graspcl.checks import Count, Natural, Range, checked
+from graspcl.checks import Count, Natural, checked
 from graspcl.data.hub import HUB, check_hub
 from graspcl.data.samples import Int64s, Samples, few, hash_id
 from graspcl.data.sources import data_sources
@@ -90,8 +90,6 @@ def open_texts(
     tasks: str | None = None,
     per_class: Count | None = None,
     test_per_class: Natural | None = None,
-    test_share: Annotated[float, Range(0, 1, below=True)] = 0.1,
-    val: Val = "ignore",
 ) -> Samples[list[str]]:
     """Open texts as one table, or as several tasks.
 
@@ -100,7 +98,6 @@ def open_texts(
         text, label: names of the columns.
         tasks: names of data sets in the folder `path`, such as "ag,yelp,yahoo". None: `path` is one table.
         per_class, test_per_class: maximum number of texts per class of each task. A table is not reduced here.
-        test_share, val: parameters of `TextTable`.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -109,10 +106,9 @@ def open_texts(
     (['world'], ['news/world'])
     """
     if tasks is None:
-        return TextTable(path, text, label, test_share, val=val)
+        return TextTable(path, text, label)
     names = [name.strip() for name in tasks.split(",") if name.strip()]
-    options: dict[str, Any] = {"text": text, "label": label, "test_share": test_share, "val": val}
-    return TextTasks(path, names, per_class, test_per_class, **options)
+    return TextTasks(path, names, per_class, test_per_class, text=text, label=label)
 
 
 @data_sources.register(
