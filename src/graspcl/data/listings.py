@@ -46,25 +46,21 @@ class Listings(Samples[list[str]]):
                 f"listings: min_samples must be larger than test_per_class, or a class has nothing to train on, "
                 f"got {min_samples} and {test_per_class}"
             )
-        columns = ["train_id", "name", "brand_name", "item_description", "category_name"]
-        table, version = read_table("mercari/mercari.parquet", columns)
-        table = table.filter(table["category_name"].is_valid()).combine_chunks()
-        texts = _texts(table)
-        rows = first_of_each(_folded(texts))
-        classes, labels = _classes(table["category_name"].take(rows), min_samples)
+        texts, ids, categories, version = _distinct_listings()
+        classes, labels = _classes(categories, min_samples)
         shuffled = generator(seed, "listings.split").permutation(np.flatnonzero(labels >= 0))
         rank = rank_in_class(labels[shuffled])
         test = shuffled[rank < test_per_class]
         end = len(labels) if max_train is None else test_per_class + max_train
         train = shuffled[(rank >= test_per_class) & (rank < end)]
         used = np.sort(np.concatenate([test, train]))
-        self._texts = texts.take(rows[used])
+        self._texts = texts.take(used)
         super().__init__(
             name="listings",
             version=version,
             classes=classes,
             labels=labels[used],
-            ids=np.asarray(table["train_id"].take(rows[used])),
+            ids=np.asarray(ids)[used],
             train=np.searchsorted(used, np.sort(train)),
             test=np.searchsorted(used, np.sort(test)),
             options={
@@ -78,6 +74,16 @@ class Listings(Samples[list[str]]):
     def read(self, indices: ArrayLike) -> list[str]:
         texts: list[str] = self._texts.take(self.check(indices)).to_pylist()
         return texts
+
+
+def _distinct_listings() -> tuple[Any, Any, Any, str]:
+    """Return texts, ids and categories as pyarrow columns, without duplicate texts, and the version of the package."""
+    columns = ["train_id", "name", "brand_name", "item_description", "category_name"]
+    table, version = read_table("mercari/mercari.parquet", columns)
+    table = table.filter(table["category_name"].is_valid()).combine_chunks()
+    texts = _texts(table)
+    rows = first_of_each(_folded(texts))
+    return texts.take(rows), table["train_id"].take(rows), table["category_name"].take(rows), version
 
 
 def _texts(table: Any) -> Any:

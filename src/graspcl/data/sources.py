@@ -118,6 +118,7 @@ def _parameters(data: Any, name: str) -> dict[str, Any]:
 
 def _names(reads: str) -> str:
     fit = [name for name in data_sources.names() if data_sources.declared(name, "gives") in _FITS[reads]]
-    plain = [name for name in fit if "path" not in data_sources.parameters(name)]
     usages = [usage for name in fit if (usage := data_sources.declared(name, "usage"))]
-    return f"by name there are {', '.join(plain)}{''.join(f', and {usage}' for usage in usages)}"
+    others = [name for name in fit if not data_sources.declared(name, "usage") and name not in _OPENS_FILES.values()]
+    names = [f"{name}:PATH" if "path" in data_sources.parameters(name) else name for name in others]
+    return f"by name there are {', '.join(names)}{''.join(f', and {usage}' for usage in usages)}"
