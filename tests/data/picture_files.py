@@ -46,6 +46,11 @@ def stored(images: Samples[Any], indices: Any) -> list[bytes]:
     return [code if isinstance(code, bytes) else Path(code).read_bytes() for code in images.encoded_some(indices)[0]]
 
 
+def paths(images: Samples[Any], indices: Any) -> list[Path]:
+    """The image files at `indices`."""
+    return [Path(code) for code in images.encoded_some(indices)[0]]
+
+
 def spoil(archive: Path, content: bytes) -> None:
     """Change a byte in the middle of the member with this content."""
     whole = archive.read_bytes()

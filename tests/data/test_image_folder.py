@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from picture_files import Image, encoded, noise, pack, stored, write
+from picture_files import Image, encoded, noise, pack, paths, stored, write
 
 from graspcl.data import ImageFolder
 from graspcl.errors import GraspError
@@ -41,7 +41,7 @@ def test_a_split_folder(split: Path) -> None:
     assert images.classes == ["cat", "dog"]
     assert images.labels.tolist() == [0, 0, 0, 1, 1, 1, 0, 1]
     assert images.train.tolist() == [0, 1, 2, 3, 4, 5] and images.test.tolist() == [6, 7]
-    assert images.path(0) == split / "train" / "cat" / "1.png"
+    assert paths(images, [0])[0] == split / "train" / "cat" / "1.png"
     assert stored(images, [7, 0]) == [(split / "val/dog/8.png").read_bytes(), (split / "train/cat/1.png").read_bytes()]
     assert images.name == "animals" and images.options == {"pixels": 16}
 
@@ -57,7 +57,6 @@ def test_zip_files_are_the_same_samples_as_the_folders(split: Path, tmp_path: Pa
     assert zipped.ids.tolist() == folder.ids.tolist()
     assert stored(zipped, [0, 6]) == stored(folder, [0, 6])
     assert bool((zipped.read(range(8)) == folder.read(range(8))).all())
-    assert zipped.path(0) is None
 
 
 def test_one_zip_with_both_splits(split: Path, tmp_path: Path) -> None:
@@ -279,7 +278,7 @@ def test_read_keeps_order_shape_and_memory(split: Path) -> None:
     assert np.array_equal(batch[1].permute(1, 2, 0).numpy(), decode_image(split / "train/cat/1.png", 16))
     assert images.read([]).shape == (0, 3, 16, 16)
     with pytest.raises(GraspError, match=r"must lie in 0\.\.7"):
-        images.path(8)
+        images.encoded_some([8])
 
 
 def test_threads_change_nothing() -> None:

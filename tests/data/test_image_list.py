@@ -9,7 +9,7 @@ from zipfile import ZipFile
 
 import numpy as np
 import pytest
-from picture_files import pack, stored, write
+from picture_files import pack, paths, stored, write
 
 from graspcl.data import ImageFolder, ImageList, data_sources, open_images
 from graspcl.errors import GraspError
@@ -49,7 +49,7 @@ def test_images_labels_and_split_are_those_of_the_lists(places: Path) -> None:
     images = ImageList(places, pixels=16)
     assert images.classes == ["abbey", "yard"] and images.labels.tolist() == [0, 1, 0, 1, 0]
     assert images.train.tolist() == [0, 1, 2] and images.test.tolist() == [3, 4]
-    assert [images.path(index) for index in range(5)] == [places / name for name in FILES]
+    assert paths(images, range(5)) == [places / name for name in FILES]
     assert stored(images, [3, 0]) == [(places / FILES[3]).read_bytes(), (places / FILES[0]).read_bytes()]
     assert images.read([4, 1]).shape == (2, 3, 16, 16)
     assert images.name == "places" and images.options == {"pixels": 16} and images.problems == []
@@ -85,7 +85,7 @@ def test_the_list_to_test_on_is_test_else_val(places: Path) -> None:
 def test_a_zip_file_is_the_same(places: Path, tmp_path: Path, wrap: str) -> None:
     folder = ImageList(places, pixels=16)
     zipped = ImageList(pack(places, tmp_path / "places.zip", wrap), pixels=16)
-    assert zipped.fingerprint() == folder.fingerprint() and zipped.path(0) is None
+    assert zipped.fingerprint() == folder.fingerprint()
     assert bool((zipped.read(range(5)) == folder.read(range(5))).all())
 
 
@@ -123,7 +123,7 @@ def test_forms_of_lines(places: Path) -> None:
     text = "\ufeff./data_256/a/abbey/a b.jpg\t0\r\n\r\ndata_256//y/yard/1.jpg   1  \r\n"
     (places / "Places_LT_train.txt").write_bytes(text.encode())
     images = ImageList(places)
-    assert [images.path(index) for index in images.train] == [places / "data_256/a/abbey/a b.jpg", places / FILES[1]]
+    assert paths(images, images.train) == [places / "data_256/a/abbey/a b.jpg", places / FILES[1]]
 
 
 def test_paths_from_elsewhere(places: Path) -> None:
@@ -256,17 +256,15 @@ def test_images_are_opened_by_what_is_there(places: Path, tmp_path: Path) -> Non
     for kind in ("train", "test"):
         shutil.move(places / f"Places_LT_{kind}.txt", tmp_path / f"{kind}.txt")
     shutil.rmtree(places / "val_256")
-    folder = open_images(places, 16, test_share=0.5)
-    assert type(folder) is ImageFolder and folder.options == {"pixels": 16, "test_share": 0.5}
-    write(places, FILES)
-    assert type(open_images(places, train=tmp_path / "train.txt")) is ImageList
+    folder = open_images(places, 16)
+    assert type(folder) is ImageFolder and folder.options == {"pixels": 16, "test_share": 0.1}
 
 
 def test_wrong_options_are_named_with_the_nearest(places: Path) -> None:
-    with pytest.raises(GraspError, match=r"has no parameter 'tset'; did you mean 'test'\?"):
-        data_sources.create(f"images:{places}", tset="Places_LT_test.txt")
-    with pytest.raises(GraspError, match="ImageList has no option 'test_share'; valid names: test, train"):
-        open_images(places, test_share=0.5)
+    with pytest.raises(GraspError, match=r"has no parameter 'pixel'; did you mean 'pixels'\?"):
+        data_sources.create(f"images:{places}", pixel=8)
+    with pytest.raises(GraspError, match=r"test_split is for class folders, but Places_LT_train\.txt lists the images"):
+        open_images(places, test_split="val")
     with pytest.raises(GraspError, match="there is no image folder at"):
         open_images(places / "nowhere")
 
@@ -305,7 +303,7 @@ def test_lists_of_one_zip_file(tmp_path: Path) -> None:
     for kind, part in (("train", names[::2]), ("test", names[1::2])):
         rows = [f"{name} {classes.index(name.split('/')[0])}" for name in part]
         (tmp_path / f"{kind}.txt").write_text("\n".join(rows))
-    images = open_images(SHARED / "miniplaces-lt" / "val.zip", 32, train=tmp_path / "train.txt")
-    assert type(images) is ImageList and images.classes == classes
+    images = ImageList(SHARED / "miniplaces-lt" / "val.zip", tmp_path / "train.txt", pixels=32)
+    assert images.classes == classes
     assert len(images.train) == len(images.test) == 1000
     assert images.read(images.test[:7]).shape == (7, 3, 32, 32)

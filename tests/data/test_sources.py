@@ -168,7 +168,7 @@ def test_the_contract_finds_arrays_that_can_be_written() -> None:
         ),
         ({"path": "groceries"}, "vectors", "--data groceries gives images, but the network reads vectors"),
         ({"path": "hf:imdb"}, "images", "--data hf:imdb gives texts, but the network reads images"),
-        ({"path": "hf:imdb", "tasks": "ag"}, "texts", "--data hf:imdb is one data set: set --data.tasks none, or --da"),
+        ({"path": "hf:imdb", "tasks": "ag"}, "texts", "--data hf:imdb is one data set: --data.tasks none, or --da"),
         ({"path": "hf:"}, "texts", "hf: names no data set; .* is hf:NAME or hf:NAME:CONFIG"),
         ({"path": "hf:", "tasks": "ag", "classes": 3}, "texts", "--data.classes cannot be combined with --data.tasks"),
         (
@@ -195,7 +195,9 @@ def test_settings_that_are_refused(settings: dict[str, Any], reads: str, message
 
 
 def test_settings_that_are_accepted(images: Path, texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("graspcl.data.hub.require", lambda module, extra: None)  # as if all extras were installed
+    monkeypatch.setattr(
+        "graspcl.data.text_tasks.require", lambda module, extra: None
+    )  # as if all extras were installed
     for path, reads in (("groceries", "images"), ("listings", "texts"), ("listings", "vectors"), (images, "images")):
         check_source(Settings(str(path)), reads, "my run")
     for path, tasks in (("hf:", "ag,yelp"), (str(texts), "ag,yelp"), ("hf:clinc/clinc_oos:plus", None)):

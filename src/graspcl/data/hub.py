@@ -25,17 +25,6 @@ def hub_name(path: str) -> tuple[str, str | None]:
     return name, config or None
 
 
-def check_hub(data: Any) -> None:
-    """Refuse data settings that name no data set of the hub, before anything is read."""
-    if data.tasks is None:
-        hub_name(data.path)
-    elif data.path != HUB:
-        raise GraspError(
-            f"--data {data.path} is one data set: set --data.tasks none, or --data {HUB} to load those of --data.tasks"
-        )
-    require("datasets", "hub")
-
-
 def load_splits(name: str, config: str | None) -> Mapping[str, Any]:
     """Load the splits of a data set, or of a local folder. Without a connection, use the cache of datasets."""
     datasets = require("datasets", "hub")
@@ -64,16 +53,13 @@ def hub_rows(where: str, split: Any, text: Sequence[str], label: str) -> Rows:
     names = getattr(split.features[label], "names", None)  # of a ClassLabel
     texts: Iterable[Any] = split[text[0]]
     if len(text) > 1:
-        texts = map(_joined, zip(*(split[column] for column in text), strict=True))
+        columns = zip(*(split[column] for column in text), strict=True)
+        texts = (" ".join(str(part) for part in parts if part) for parts in columns)
     rows = Rows(where)
     for number, (each, value) in enumerate(zip(texts, split[label], strict=True), start=1):
         # A ClassLabel column contains -1 for a missing label.
         rows.add(number, each, value if names is None or value is None else names[value] if value >= 0 else None)
     return rows.checked()
-
-
-def _joined(parts: Iterable[Any]) -> str:
-    return " ".join(str(part) for part in parts if part)
 
 
 def _is_reachable(name: str) -> bool:

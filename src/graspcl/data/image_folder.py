@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"})
 _TESTS = ("val", "valid", "validation", "test")  # `test` comes last, since it often has no labels
 _ANNOTATIONS = "val_annotations.txt"  # the name that Tiny-ImageNet uses
+Mapping = tuple[str, dict[str, str]]  # a file that gives images their classes: its name, and the class of each image
 
 
 class StoredImages(Samples["torch.Tensor"]):
@@ -80,19 +81,11 @@ class StoredImages(Samples["torch.Tensor"]):
         codes[:] = list(found.values())
         return codes, np.array(list(found), np.int64), problems
 
-    def path(self, index: int) -> Path | None:
-        self.check([index])
-        return None
-
 
 class ImageFiles(StoredImages):
     """Image files of trees; `_files` holds the tree of each file and its name in the tree."""
 
     _files: list[tuple[Tree, str]]
-
-    def path(self, index: int) -> Path | None:
-        tree, name = self._files[int(self.check([index])[0])]
-        return tree.path(name)
 
     def _stored(self, index: int) -> bytes | Path:
         tree, name = self._files[index]
@@ -235,7 +228,7 @@ def _empty_folders(tree: Tree, found: Iterable[str], consequence: str) -> list[s
     return [f"{tree.where()} has class folders without images, {consequence}: {few(empty)}"] if empty else []
 
 
-def _test_images(tree: Tree, folders: list[str], mapping: _Mapping | None) -> tuple[list[str], list[str]]:
+def _test_images(tree: Tree, folders: list[str], mapping: Mapping | None) -> tuple[list[str], list[str]]:
     """Return the names and classes of the images to test on. A mapping takes precedence over class folders."""
     names = image_names(tree)
     if not names:
@@ -250,14 +243,7 @@ def _test_images(tree: Tree, folders: list[str], mapping: _Mapping | None) -> tu
     return names, found
 
 
-class _Mapping(NamedTuple):
-    """The class of each image by file name, and the file that says so."""
-
-    where: str
-    class_of: dict[str, str]
-
-
-def _find_mapping(root: Tree, test: Tree, given: str | Path | None) -> _Mapping | None:
+def _find_mapping(root: Tree, test: Tree, given: str | Path | None) -> Mapping | None:
     """Read the mapping `given` as a path or as a name in `root`. None: the usual file in `test`, if it exists."""
     if given is None:
         return _parse_mapping(test.read(_ANNOTATIONS), test.where(_ANNOTATIONS)) if _ANNOTATIONS in test.sizes else None
@@ -269,7 +255,7 @@ def _find_mapping(root: Tree, test: Tree, given: str | Path | None) -> _Mapping 
         raise GraspError(f"val_mapping {given} cannot be read: {error.strerror}") from error
 
 
-def _parse_mapping(content: bytes, where: str) -> _Mapping:
+def _parse_mapping(content: bytes, where: str) -> Mapping:
     class_of = {}
     for number, line in enumerate(content.decode("utf-8", errors="replace").splitlines(), start=1):
         if not line.strip():
@@ -279,10 +265,10 @@ def _parse_mapping(content: bytes, where: str) -> _Mapping:
         if len(fields) < 2:
             raise GraspError(f"{where}, line {number}: {line.strip()!r} has no class; a line is 'name class'")
         class_of[fields[0].strip()] = fields[1].strip()
-    return _Mapping(where, class_of)
+    return where, class_of
 
 
-def _mapped_classes(mapping: _Mapping, tree: Tree, names: list[str], folders: list[str]) -> list[str]:
+def _mapped_classes(mapping: Mapping, tree: Tree, names: list[str], folders: list[str]) -> list[str]:
     """Return the class of each image, found by its path, its file name, or its file name without suffix.
 
     Numbers count the class folders of `train` in sorted order, including empty ones.

@@ -6,7 +6,7 @@ import posixpath
 import re
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -15,8 +15,7 @@ from graspcl.data.image_folder import ImageFiles, ImageFolder, files_digest
 from graspcl.data.samples import Samples, few, hash_id
 from graspcl.data.sources import data_sources
 from graspcl.data.trees import FolderTree, Tree, open_tree
-from graspcl.errors import GraspError, nearest, require
-from graspcl.registry import parameter_names
+from graspcl.errors import GraspError, require
 
 if TYPE_CHECKING:
     import torch
@@ -24,23 +23,12 @@ if TYPE_CHECKING:
 
 @data_sources.register("images", gives="images")
 def open_images(
-    path: str | Path,
-    pixels: Count = 224,
-    *,
-    val_mapping: str | Path | None = None,
-    test_split: str | None = None,
-    test_share: float | None = None,
-    train: str | Path | None = None,
-    test: str | Path | None = None,
+    path: str | Path, pixels: Count = 224, val_mapping: str | Path | None = None, test_split: str | None = None
 ) -> Samples[torch.Tensor]:
     """Open the images of a folder or zip file.
 
-    Args:
-        path: a folder or a zip file. It is an `ImageList` if it contains a list such as Places_LT_train.txt or `train`
-            names one, else an `ImageFolder`.
-        pixels: height and width of the images that `read` returns.
-        val_mapping, test_split, test_share: parameters of `ImageFolder`. None: its defaults.
-        train, test: parameters of `ImageList`. None: its defaults.
+    They are an `ImageList` if there is a list such as Places_LT_train.txt, else an `ImageFolder`, whose parameters
+    these are.
 
     >>> import tempfile
     >>> from PIL import Image
@@ -51,17 +39,15 @@ def open_images(
     ...     type(open_images(folder)).__name__
     'ImageFolder'
     """
-    root = Path(path)
-    kind = ImageList if train is not None or train_lists(root, open_tree(root)) else ImageFolder
-    given = {
-        "val_mapping": val_mapping, "test_split": test_split, "test_share": test_share, "train": train, "test": test,
-    }  # fmt: skip
-    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    valid = [name for name in parameter_names(kind) if name in given]
-    for name in options:
-        if name not in valid:
-            raise GraspError(f"{path}: {kind.__name__} has no option {name!r}; {nearest(name, valid)}")
-    return kind(path, pixels=pixels, **options)
+    lists = train_lists(Path(path), open_tree(Path(path)))
+    if not lists:
+        return ImageFolder(path, pixels, val_mapping=val_mapping, test_split=test_split)
+    for name, value in (("val_mapping", val_mapping), ("test_split", test_split)):
+        if value is not None:
+            raise GraspError(
+                f"{path}: {name} is for class folders, but {lists[0].name} lists the images; remove {name}"
+            )
+    return ImageList(path, pixels=pixels)
 
 
 @checked
@@ -108,9 +94,7 @@ class ImageList(ImageFiles):
     ) -> None:
         require("PIL.Image", "images")  # fail now, not after minutes of work
         tree = open_tree(Path(path))
-        train_file = _train_file(Path(path), tree, train)
-        trained = _parse(train_file, classes)
-        tested = _parse(_test_file(tree, test, train_file), classes)
+        trained, tested = (_parse(file, classes) for file in _find_lists(Path(path), tree, train, test))
         lines = [*trained, *tested]
         _refuse_duplicates(lines)
         self._files, sizes = _find_images(tree, lines)
@@ -160,12 +144,6 @@ def train_lists(root: Path, tree: Tree) -> list[_File]:
     """Find lists to train on: train.txt or …_train.txt at the top of the tree at `root`.
 
     Next to a zip file, lists count whose names begin like the zip file's.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     size = (Path(folder) / "Places_LT_train.txt").write_text("a/abbey/1.jpg 0")
-    ...     [file.name for file in train_lists(Path(folder), open_tree(Path(folder)))]
-    ['Places_LT_train.txt']
     """
     found = [_File(tree, name) for name in sorted(tree.files) if re.fullmatch(r"(.*_)?train\.txt", name)]
     if root.is_file():
@@ -175,36 +153,36 @@ def train_lists(root: Path, tree: Tree) -> list[_File]:
     return found
 
 
-def _given_file(tree: Tree, given: str | Path) -> _File:
+def _find_lists(root: Path, tree: Tree, train: str | Path | None, test: str | Path | None) -> tuple[_File, _File]:
+    """Find the lists to train and to test on, as given or by their names."""
+    if train is not None:
+        train_list = _given_list(tree, train)
+    else:
+        found = train_lists(root, tree)
+        if len(found) != 1:
+            several = few([file.name for file in found])
+            fault = f"has several lists to train on: {several}" if found else "has no list that ends in _train.txt"
+            raise GraspError(f"{tree.where()} {fault}; name the list to use as train")
+        (train_list,) = found
+    if test is not None:
+        return train_list, _given_list(tree, test)
+    start = train_list.name.removesuffix("train.txt")
+    beside = [f"{start}test.txt", f"{start}val.txt"] if start != train_list.name else []
+    for name in beside:
+        if train_list.tree.size(name) is not None:
+            return train_list, _File(train_list.tree, name)
+    missing = f"neither {beside[0]} nor {beside[1]}" if beside else "no list to test on"
+    where = train_list.tree.where(train_list.name)
+    raise GraspError(f"there is {missing} next to {where}; name the list to use as test")
+
+
+def _given_list(tree: Tree, given: str | Path) -> _File:
     path = Path(given)
     if path.is_file():
         return _File(FolderTree(path.parent), path.name)
     if tree.size(str(given)) is not None:
         return _File(tree, str(given))
     raise GraspError(f"there is no list {given}, neither as a path nor in {tree.where()}")
-
-
-def _train_file(root: Path, tree: Tree, given: str | Path | None) -> _File:
-    if given is not None:
-        return _given_file(tree, given)
-    found = train_lists(root, tree)
-    if len(found) == 1:
-        return found[0]
-    several = few([file.name for file in found])
-    fault = f"has several lists to train on: {several}" if found else "has no list that ends in _train.txt"
-    raise GraspError(f"{tree.where()} {fault}; name the list to use as train")
-
-
-def _test_file(tree: Tree, given: str | Path | None, train: _File) -> _File:
-    if given is not None:
-        return _given_file(tree, given)
-    start = train.name.removesuffix("train.txt")
-    beside = [f"{start}test.txt", f"{start}val.txt"] if start != train.name else []
-    for name in beside:
-        if train.tree.size(name) is not None:
-            return _File(train.tree, name)
-    missing = f"neither {beside[0]} nor {beside[1]}" if beside else "no list to test on"
-    raise GraspError(f"there is {missing} next to {train.tree.where(train.name)}; name the list to use as test")
 
 
 def _parse(file: _File, classes: int | None) -> list[_Line]:

@@ -81,8 +81,10 @@ def _distinct_listings() -> tuple[Any, Any, Any, str]:
     columns = ["train_id", "name", "brand_name", "item_description", "category_name"]
     table, version = read_table("mercari/mercari.parquet", columns)
     table = table.filter(table["category_name"].is_valid()).combine_chunks()
-    texts = _texts(table)
-    rows = first_of_each(_folded(texts))
+    texts, compute = _texts(table), require("pyarrow.compute", "demo")
+    # Texts that differ only in case and spacing are duplicates.
+    folded = compute.replace_substring_regex(compute.utf8_lower(texts), r"\s+", replacement=" ")
+    rows = first_of_each(folded)
     return texts.take(rows), table["train_id"].take(rows), table["category_name"].take(rows), version
 
 
@@ -95,12 +97,6 @@ def _texts(table: Any) -> Any:
     parts = [compute.utf8_trim_whitespace(part) for part in (table["name"], table["brand_name"], written)]
     present = [compute.if_else(compute.equal(part, ""), None, part) for part in parts]
     return compute.binary_join_element_wise(*present, "\n", null_handling="skip").combine_chunks()
-
-
-def _folded(texts: Any) -> Any:
-    """Return the texts without case and spacing, to find duplicates."""
-    compute = require("pyarrow.compute", "demo")
-    return compute.replace_substring_regex(compute.utf8_lower(texts), r"\s+", replacement=" ")
 
 
 def _classes(categories: Any, min_samples: int) -> tuple[list[str], Int64s]:

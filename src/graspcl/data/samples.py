@@ -7,7 +7,6 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -111,10 +110,6 @@ class Samples(ABC, Generic[Batch]):
         """
         raise GraspError(f"{self.name} has no image files; only sources of images do")
 
-    def path(self, index: int) -> Path | None:
-        """Return the path of the image at `index`, or None if it is not a file of its own."""
-        raise GraspError(f"{self.name} has no image files; only sources of images do")
-
     def __len__(self) -> int:
         return len(self.labels)
 
@@ -171,11 +166,7 @@ def few(names: Sequence[str]) -> str:
 
 
 def labels_of(names: Sequence[str], classes: Sequence[str], where: str, kind: str) -> Int64s:
-    """Return the label of each class name, [n]. Refuse classes that have no training samples.
-
-    >>> labels_of(["dog", "cat"], ["cat", "dog"], "val.csv", "texts").tolist()
-    [1, 0]
-    """
+    """Return the label of each class name, [n]. Refuse classes that have no training samples."""
     label_of = {name: label for label, name in enumerate(classes)}
     if unknown := [name for name in dict.fromkeys(names) if name not in label_of]:
         raise GraspError(

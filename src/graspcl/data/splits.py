@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,9 +16,7 @@ from graspcl.random import generator
 def rank_in_class(labels: Int64s, keys: Int64s | None = None) -> Int64s:
     """Return the rank of each sample within its class, from 0: [n].
 
-    Args:
-        labels: the class of each sample, [n].
-        keys: what a class is sorted by, [n]. Samples with equal keys share a rank. None: by position.
+    A class is sorted by `keys` [n], and samples with equal keys share a rank. Without keys it is sorted by position.
 
     >>> rank_in_class(np.array([5, 5, 7, 5])).tolist()
     [0, 1, 0, 2]
@@ -36,16 +33,10 @@ def rank_in_class(labels: Int64s, keys: Int64s | None = None) -> Int64s:
 
 
 def held_out(labels: Int64s, keys: Int64s, share: float, per_class: int | None = None) -> NDArray[np.bool_]:
-    """Choose test samples: in each class those with the smallest keys. Samples with equal keys stay together.
+    """Choose test samples, as a mask [n]: in each class those with the smallest keys.
 
-    Args:
-        labels: the class of each sample, [n].
-        keys: a hash of each sample, [n].
-        share: share of each class to test on. If positive, at least one sample per class, but never the last.
-        per_class: number of test samples per class, instead of `share`.
-
-    Returns:
-        A mask of the test samples, [n].
+    A positive `share` of a class is at least one sample, but never the last. `per_class` sets the number instead.
+    Samples with equal keys count once and stay together.
 
     >>> held_out(np.array([0, 0, 0, 1]), np.array([7, 3, 9, 1]), share=0.3).tolist()
     [False, True, False, False]
@@ -124,9 +115,6 @@ class Subset(Samples[Batch]):
     def encoded_some(self, indices: ArrayLike) -> tuple[Codes, Int64s, list[str]]:
         return self.samples.encoded_some(self._inner(indices))
 
-    def path(self, index: int) -> Path | None:
-        return self.samples.path(int(self._inner([index])[0]))
-
     def _inner(self, indices: ArrayLike) -> Int64s:
         rows: Int64s = self._rows[self.check(indices)]
         return rows
@@ -139,25 +127,21 @@ def take(
     per_class: int | None = None,
     test_per_class: int | None = None,
 ) -> tuple[Samples[Batch], Int64s]:
-    """Keep the first classes of an order, and some samples of each. The draws are the same for every seed of a run.
+    """Reduce the samples of a run: keep the first classes of an order, and some samples of each.
 
     Args:
         samples: the source.
         order: all labels, in the order in which classes arrive.
         classes: number of classes to keep. None: all.
-        per_class: maximum number of training samples per class. None: all.
-        test_per_class: maximum number of test samples per class. None: all.
+        per_class, test_per_class: as for `Subset`.
 
     Returns:
-        The samples that remain, and their labels in the order in which classes arrive.
+        The samples that remain, and their new labels in the order in which classes arrive.
 
-    >>> class Words(Samples[list[str]]):
-    ...     def read(self, indices):
-    ...         return [["ant", "cod", "emu"][i] for i in self.check(indices)]
-    >>> words = Words("words", "1", ["insect", "fish", "bird"], [0, 1, 2], [5, 6, 7], [0, 1, 2], [])
-    >>> some, order = take(words, np.array([2, 0, 1]), classes=2)
-    >>> some.classes, order.tolist()
-    (['insect', 'bird'], [1, 0])
+    >>> from graspcl.data import Groceries
+    >>> photos, order = take(Groceries(), np.arange(14)[::-1], classes=2, per_class=5)
+    >>> photos.classes, order.tolist(), len(photos.train)
+    (['Satsumas', 'Watermelon'], [1, 0], 10)
     """
     if (classes, per_class, test_per_class) == (None, None, None):
         return samples, order

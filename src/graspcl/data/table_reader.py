@@ -140,12 +140,7 @@ def read_column(path: Path, text: str) -> list[Field]:
 
 
 def check_columns(where: str, columns: Sequence[str], wanted: Mapping[str, str]) -> None:
-    """Refuse a table that lacks a wanted column, or has it twice.
-
-    Args:
-        where: the table, for messages.
-        columns: its columns.
-        wanted: names of the wanted columns, by the option that sets each of them.
+    """Refuse a table that lacks a wanted column, or has it twice. `wanted` has the columns by their options.
 
     >>> check_columns("news.csv", ["texts", "label"], {"--data.text": "text"})
     Traceback (most recent call last):

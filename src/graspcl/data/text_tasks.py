@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from graspcl.checks import Count, Natural, checked
-from graspcl.data.hub import HUB, check_hub
+from graspcl.data.hub import HUB, hub_name
 from graspcl.data.samples import Int64s, Samples, few, hash_id
 from graspcl.data.sources import data_sources
 from graspcl.data.splits import Subset
@@ -28,7 +28,7 @@ from graspcl.data.text_table import (
     read_parts,
     table_files,
 )
-from graspcl.errors import GraspError, nearest
+from graspcl.errors import GraspError, nearest, require
 from graspcl.random import generator
 
 Name = tuple[str, str]  # of a class: its data set or group, and its label
@@ -44,6 +44,7 @@ _ALIASES = {
     "dbpedia_14": "dbpedia",
 }
 _SENTIMENTS = ("very negative", "negative", "neutral", "positive", "very positive")
+_HUB_DATA = "a data set of the Hugging Face hub"
 _GROUP_NAMES = {frozenset({"yelp", "amazon"}): "sentiment"}  # names of groups that share their labels
 
 
@@ -72,17 +73,20 @@ ON_HUB = {
 }  # fmt: skip
 
 
-def _check_tasks(data: Any) -> None:
+def _check_settings(data: Any) -> None:
     if data.tasks is not None and data.classes is not None:
         raise GraspError("--data.classes cannot be combined with --data.tasks, which decides which classes there are")
+    if data.path.startswith(HUB):
+        if data.tasks is None:
+            hub_name(data.path)
+        elif data.path != HUB:
+            raise GraspError(
+                f"--data {data.path} is one data set: --data.tasks none, or --data {HUB} to load all tasks"
+            )
+        require("datasets", "hub")
 
 
-def _check_hub(data: Any) -> None:
-    _check_tasks(data)
-    check_hub(data)
-
-
-@data_sources.register("texts", gives="texts", check=_check_tasks)
+@data_sources.register("texts", gives="texts", check=_check_settings)
 def open_texts(
     path: str | Path,
     text: str = "text",
@@ -111,9 +115,7 @@ def open_texts(
     return TextTasks(path, names, per_class, test_per_class, text=text, label=label)
 
 
-@data_sources.register(
-    "hf", HUB, gives="texts", check=_check_hub, usage="hf:NAME for a data set of the Hugging Face hub"
-)
+@data_sources.register("hf", HUB, gives="texts", check=_check_settings, usage=f"{HUB}NAME for {_HUB_DATA}")
 def open_hub(
     path: str = "",
     text: str = "text",
@@ -182,8 +184,7 @@ class TextTasks(Samples[list[str]]):
             table = TextTable(_read(found[task], text, label, val), text, label, test_share, test_per_class, val=val)
             parts[task] = Subset(table, per_class=per_class, rng=generator(seed, f"text_tasks.{task}"))
         labels_of_task = {task: _class_labels(found[task], part.classes) for task, part in parts.items()}
-        problems = _disagreements(labels_of_task, groups)
-        names_of_task = _class_names(labels_of_task, groups)
+        names_of_task, problems = _share_labels(labels_of_task, groups)
         classes = _sorted_names(names_of_task)
         class_of = {task: np.array([classes.index(name) for name in own]) for task, own in names_of_task.items()}
         sizes = [len(part) for part in parts.values()]
@@ -274,9 +275,15 @@ def _groups(shared: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
     return groups
 
 
-def _class_names(labels_of_task: Mapping[str, list[str]], groups: list[tuple[str, ...]]) -> dict[str, list[Name]]:
-    """Name the labels of each data set. Shared labels are spelled as in the first data set of the group."""
+def _share_labels(
+    labels_of_task: Mapping[str, list[str]], groups: list[tuple[str, ...]]
+) -> tuple[dict[str, list[Name]], list[str]]:
+    """Name the labels of each data set, and report labels that not all data sets of a group have.
+
+    Shared labels are spelled as in the first data set of the group.
+    """
     names = {task: [(task, label) for label in labels] for task, labels in labels_of_task.items()}
+    problems: list[str] = []
     for group in groups:
         title = _GROUP_NAMES.get(frozenset(group), "+".join(group))
         if title in labels_of_task:
@@ -284,37 +291,33 @@ def _class_names(labels_of_task: Mapping[str, list[str]], groups: list[tuple[str
                 f"the data set {title} has the same name as the labels that {' and '.join(group)} share; rename it"
             )
         members = [task for task in group if task in labels_of_task]
-        spelling = {_folded(label): label for task in reversed(members) for label in reversed(labels_of_task[task])}
+        spelling: dict[str, str] = {}
+        for task in members:
+            spelling = {**{_folded(label): label for label in reversed(labels_of_task[task])}, **spelling}
+        for first, other in pairwise(members):
+            problems += _compare_labels(first, labels_of_task[first], other, labels_of_task[other])
         names |= {task: [(title, spelling[_folded(label)]) for label in labels_of_task[task]] for task in members}
-    return names
+    return names, problems
+
+
+def _compare_labels(first: str, labels: list[str], other: str, other_labels: list[str]) -> list[str]:
+    """Refuse two data sets that cannot share their labels, and report labels that only one of them has."""
+    one, two = set(map(_folded, labels)), set(map(_folded, other_labels))
+    # Stars 1..5 and 0..4 have different meanings, although four of the numbers are equal.
+    if one.isdisjoint(two) or (one != two and all(label.isdecimal() for label in one | two)):
+        raise GraspError(
+            f"{first} and {other} cannot share labels: {first} has {few(labels)} and {other} has "
+            f"{few(other_labels)}; give them the same labels, or remove them from shared"
+        )
+    return (
+        [f"{first} and {other} share labels, but only one has: {few(in_class_order(one ^ two))}"] if one != two else []
+    )
 
 
 def _sorted_names(names_of_task: Mapping[str, list[Name]]) -> list[Name]:
     every = {name for names in names_of_task.values() for name in names}
     titles = sorted({title for title, _ in every})
-    return [
-        (title, label) for title in titles for label in in_class_order(own for whose, own in every if whose == title)
-    ]
-
-
-def _disagreements(labels_of_task: Mapping[str, list[str]], groups: list[tuple[str, ...]]) -> list[str]:
-    """Report labels that not all data sets of a group have, and refuse groups that cannot share labels."""
-    problems = []
-    for group in groups:
-        members = [task for task in group if task in labels_of_task]
-        every = {task: {_folded(label) for label in labels_of_task[task]} for task in members}
-        for first, other in pairwise(members):
-            apart = every[first] ^ every[other]
-            numbers = all(label.isdecimal() for label in every[first] | every[other])
-            # Stars 1..5 and 0..4 have different meanings, although four of the numbers are equal.
-            if not every[first] & every[other] or (numbers and apart):
-                raise GraspError(
-                    f"{first} and {other} cannot share labels: {first} has {few(labels_of_task[first])} and {other} "
-                    f"has {few(labels_of_task[other])}; give them the same labels, or remove them from shared"
-                )
-            if apart:
-                problems.append(f"{first} and {other} share labels, but only one has: {few(in_class_order(apart))}")
-    return problems
+    return [(title, label) for title in titles for label in in_class_order(own for of, own in every if of == title)]
 
 
 def _folded(label: str) -> str:
