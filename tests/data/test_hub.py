@@ -1,4 +1,4 @@
-"""Data sets of the hub, for which local folders stand in; nothing here needs a network."""
+"""Data sets of the hub, replaced by local folders; nothing here needs a network."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from graspcl.data import TextTable, TextTasks, text_tasks
-from graspcl.data.text_tasks import ON_HUB, HubDataset
+from graspcl.data.text_tasks import ON_HUB, TaskData
 from graspcl.errors import GraspError
 
 
@@ -98,7 +98,7 @@ def test_tasks_from_the_hub(datasets: Any, tmp_path: Path, monkeypatch: pytest.M
     }
     for name, folder in folders.items():
         text = ("text", "text1") if name == "amazon" else ("text",)
-        monkeypatch.setitem(text_tasks.ON_HUB, name, HubDataset(str(folder), text, "label", ON_HUB[name].classes))
+        monkeypatch.setitem(text_tasks.ON_HUB, name, TaskData(f"hf:{folder}", text, "label", ON_HUB[name].classes))
     texts = TextTasks("hf:", ["yelp", "amazon"])
     assert texts.tasks == ["yelp", "amazon"] and texts.name == "hub" and not texts.problems
     sentiments = ["very negative", "negative", "neutral", "positive", "very positive"]
@@ -113,9 +113,9 @@ def test_tasks_from_the_hub(datasets: Any, tmp_path: Path, monkeypatch: pytest.M
 
 def test_the_papers_data_sets_have_names_on_the_hub() -> None:
     assert set(ON_HUB) == {"ag_news", "yelp", "amazon", "yahoo_answers", "dbpedia"}
-    assert all(found.name.count("/") == 1 for found in ON_HUB.values())
+    assert all(str(found.path).startswith("hf:") and str(found.path).count("/") == 1 for found in ON_HUB.values())
 
 
-def test_no_name() -> None:
+def test_a_name_is_required() -> None:
     with pytest.raises(GraspError, match="hf: names no data set; a data set of the hub is hf:NAME or hf:NAME:CONFIG"):
         TextTable("hf:")

@@ -1,4 +1,4 @@
-"""Image folders and zip files of every form: what is found, how it is cut, and what is said when something is wrong."""
+"""Image folders and zip files of every form: what is found, how it is cut, and which errors are raised."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_changed_files_have_another_version(split: Path) -> None:
     assert after.version != before.version and after.ids.tolist() == before.ids.tolist()
 
 
-def test_which_split_is_tested_on(split: Path) -> None:
+def test_the_split_to_test_on_can_be_chosen(split: Path) -> None:
     write(split / "test", ["images/1.png"])  # without labels, as in ImageNet
     assert len(ImageFolder(split).test) == 2
     write(split / "held-out", ["cat/9.png"])
@@ -154,7 +154,7 @@ def test_tiny_imagenet_as_it_is_distributed(flat: Path, tmp_path: Path) -> None:
         "ImageId,PredictionString\nval_0,n02 1 2 3 4\nval_1,n01 5 6 7 8 n01 1 1 1 1\n",
     ],
 )
-def test_a_mapping_in_the_usual_forms(flat: Path, text: str) -> None:
+def test_usual_forms_of_mappings_are_read(flat: Path, text: str) -> None:
     (flat / "mapping.txt").write_text(text)
     for given in (flat / "mapping.txt", "mapping.txt"):  # a path, or a name within the folder
         assert ImageFolder(flat, val_mapping=given).labels.tolist() == [0, 1, 1, 1, 0]
@@ -332,7 +332,7 @@ def compare(images: ImageFolder, contents: list[bytes], results: Any) -> None:
     results.put(all(stored(images, range(100)) == contents for _ in range(20)))
 
 
-def test_a_pickled_folder_reads_on(zipped: ImageFolder) -> None:
+def test_a_pickled_folder_reads_the_same(zipped: ImageFolder) -> None:
     again = pickle.loads(pickle.dumps(zipped))  # noqa: S301  (one's own, as multiprocessing does it)
     assert stored(again, [5]) == stored(zipped, [5]) and again.fingerprint() == zipped.fingerprint()
 
@@ -367,7 +367,7 @@ def test_a_damaged_zip_is_named(split: Path) -> None:
         ImageFolder(archive)
 
 
-def test_a_file_that_has_gone_is_named(split: Path) -> None:
+def test_a_deleted_file_is_named(split: Path) -> None:
     images = ImageFolder(split)
     (split / "train/cat/1.png").unlink()
     with pytest.raises(GraspError, match=r"train/cat/1\.png cannot be read: No such file"):
@@ -437,12 +437,12 @@ def test_images_outside_class_folders_are_named(split: Path) -> None:
         ({"test_split": "held-out"}, "neither a folder held-out nor a file held-out.zip"),
     ],
 )
-def test_wrong_options(split: Path, options: dict[str, Any], message: str) -> None:
+def test_wrong_options_are_refused(split: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(GraspError, match=message):
         ImageFolder(split, **options)
 
 
-def test_wrong_paths(split: Path, tmp_path: Path) -> None:
+def test_wrong_paths_are_refused(split: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file.txt").write_text("text")
     with pytest.raises(GraspError, match=r"there is no image folder at .*nowhere"):

@@ -1,4 +1,4 @@
-"""Images named in text files, as Places-LT is distributed: what is found and what is said when something is wrong."""
+"""Images named in text files, as Places-LT is distributed: what is found and which errors are raised."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_ids_stay_when_lists_grow(places: Path) -> None:
     assert after.classes == ["abbey", "yard", "zoo"] and set(before.ids.tolist()) < set(after.ids.tolist())
 
 
-def test_forms_of_lines(places: Path) -> None:
+def test_lines_may_have_several_forms(places: Path) -> None:
     """Spaces in a name, tabs, empty lines, ends of lines of other systems, a mark at the beginning."""
     write(places, ["data_256/a/abbey/a b.jpg"])
     text = "\ufeff./data_256/a/abbey/a b.jpg\t0\r\n\r\ndata_256//y/yard/1.jpg   1  \r\n"
@@ -126,7 +126,7 @@ def test_forms_of_lines(places: Path) -> None:
     assert paths(images, images.train) == [places / "data_256/a/abbey/a b.jpg", places / FILES[1]]
 
 
-def test_paths_from_elsewhere(places: Path) -> None:
+def test_absolute_paths_are_accepted(places: Path) -> None:
     expected = ImageList(places)
     lists(places, TRAIN.replace("data_256", f"{places}/data_256"))
     assert stored(ImageList(places), range(5)) == stored(expected, range(5))
@@ -135,7 +135,7 @@ def test_paths_from_elsewhere(places: Path) -> None:
 # -- what classes are called -------------------------------------------------------------------------------------------
 
 
-def test_folders_of_the_same_name_are_told_apart_by_their_parents(tmp_path: Path) -> None:
+def test_folders_of_the_same_name_are_named_with_their_parents(tmp_path: Path) -> None:
     names = {"d/a/airfield/1.jpg": 0, "d/h/hotel/outdoor/1.jpg": 1, "d/m/museum/outdoor/1.jpg": 2, "d/y/1.jpg": 3}
     assert called(names, tmp_path) == ["airfield", "hotel/outdoor", "museum/outdoor", "y"]
 
@@ -230,13 +230,13 @@ def test_damaged_images_are_found_at_reading(places: Path) -> None:
         ({"classes": 0}, "classes must be a whole number of at least 1 or none, got 0"),
     ],
 )
-def test_wrong_options(places: Path, options: dict[str, Any], message: str) -> None:
+def test_wrong_options_are_refused(places: Path, options: dict[str, Any], message: str) -> None:
     (places / "mine.txt").write_text(TRAIN)
     with pytest.raises(GraspError, match=message):
         ImageList(places, **options)
 
 
-def test_several_lists_and_none(places: Path) -> None:
+def test_ambiguous_and_missing_lists_are_refused(places: Path) -> None:
     (places / "b_train.txt").write_text(TRAIN)
     with pytest.raises(
         GraspError, match=r"several lists to train on: Places_LT_train\.txt, b_train\.txt; name the list to use"
@@ -260,7 +260,7 @@ def test_images_are_opened_by_what_is_there(places: Path, tmp_path: Path) -> Non
     assert type(folder) is ImageFolder and folder.options == {"pixels": 16, "test_share": 0.1}
 
 
-def test_wrong_options_are_named_with_the_nearest(places: Path) -> None:
+def test_wrong_options_get_a_hint(places: Path) -> None:
     with pytest.raises(GraspError, match=r"has no parameter 'pixel'; did you mean 'pixels'\?"):
         data_sources.create(f"images:{places}", pixel=8)
     with pytest.raises(GraspError, match=r"test_split is for class folders, but Places_LT_train\.txt lists the images"):

@@ -80,7 +80,7 @@ def test_no_placeholder_is_left(everything: Listings) -> None:
     assert not any("\nno description yet" in text.lower() for text in texts)
 
 
-def test_same_again_on_every_machine(listings: Listings) -> None:
+def test_the_fingerprint_is_the_same_on_every_machine(listings: Listings) -> None:
     assert listings.fingerprint() == Listings().fingerprint() == "1884d44e66a28b30"
 
 
@@ -103,7 +103,7 @@ def test_the_test_set_does_not_depend_on_max_train(listings: Listings, everythin
         ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
     ],
 )
-def test_impossible_options(options: dict[str, int], message: str) -> None:
+def test_impossible_options_are_refused(options: dict[str, int], message: str) -> None:
     with pytest.raises(GraspError, match=message):
         Listings(**options)
 

@@ -1,4 +1,4 @@
-"""Some classes and some samples of each: which ones, and that everything follows."""
+"""Subsets: which classes and samples they contain, and what they keep of their source."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def ids(samples: Samples[Any], split: str) -> list[int]:
     return samples.ids[getattr(samples, split)].tolist()
 
 
-def test_all_is_the_default() -> None:
+def test_by_default_all_samples_are_kept() -> None:
     source, some = names(), subset()
     assert some.classes == source.classes and len(some) == len(source.train) + len(source.test)
     for split in ("train", "test"):
@@ -106,7 +106,7 @@ def test_every_sample_is_drawn_as_often_as_the_others() -> None:
     assert drawn.sum() == 6000 and abs(drawn[dogs] - expected).max() < 5 * np.sqrt(expected * 2 / 3)
 
 
-def test_name_options_and_problems_follow() -> None:
+def test_a_subset_keeps_name_version_options_and_problems() -> None:
     source = names(problems=["an empty folder"])
     some = subset(source=source, classes=[1, 3], per_class=2)
     assert (some.name, some.version, some.problems) == ("names", "7", ["an empty folder"])

@@ -93,7 +93,7 @@ def test_formats_are_the_same_samples(tmp_path: Path) -> None:
     kind="tsv",
 )
 @example(texts=["\u2028x\x85\x1c", "\0", '\\"', "\ufeffx"], kind="jsonl")
-def test_texts_come_back_as_they_were(texts: list[str], kind: str) -> None:
+def test_texts_are_read_unmodified(texts: list[str], kind: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         table = TextTable(write(Path(folder) / f"t.{kind}", [(text, "x") for text in texts]), test_share=0)
         assert table.read(np.arange(len(table))) == texts and not table.problems
@@ -136,7 +136,7 @@ def test_lines_may_end_in_any_way_and_columns_come_in_any_order(tmp_path: Path) 
 
 @pytest.mark.parametrize("name, delimiter", [("a.csv", ";"), ("a.csv", "\t"), ("a.tsv", ","), ("a.tsv", ";")])
 @pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
-def test_what_parts_the_columns_is_seen_in_the_header(tmp_path: Path, name: str, delimiter: str, quoting: Any) -> None:
+def test_the_header_shows_the_delimiter(tmp_path: Path, name: str, delimiter: str, quoting: Any) -> None:
     rows = [("one, two; three\tfour", "x"), ('"five"\nsix', "y")]
     with open(tmp_path / name, "w", encoding="utf-8", newline="") as file:
         csv.writer(file, delimiter=delimiter, quoting=quoting).writerows([("text", "label"), *rows])
@@ -347,7 +347,7 @@ def test_a_parquet_column_without_texts(tmp_path: Path, values: list[Any]) -> No
         TextTable(write(tmp_path / "a.parquet", [(value, "x") for value in values]))
 
 
-def test_row_numbers_go_on_through_the_parts_of_a_large_parquet_file(tmp_path: Path) -> None:
+def test_row_numbers_continue_across_batches_of_a_parquet_file(tmp_path: Path) -> None:
     rows: list[Row] = [(f"text {n}", "x") for n in range(150_000)]
     rows[140_000] = ("", "x")
     assert problems(TextTable(write(tmp_path / "a.parquet", rows))) == ["a.parquet row 140001: empty text"]
@@ -413,7 +413,7 @@ def test_every_bad_row_is_named(tmp_path: Path) -> None:
         ("a.txt", "text,label\na,x\n", r"is not a table; its name must end in one of \.csv, \.tsv"),
     ],
 )
-def test_files_that_cannot_be_used(tmp_path: Path, name: str, content: str | bytes, message: str) -> None:
+def test_unusable_files_are_refused(tmp_path: Path, name: str, content: str | bytes, message: str) -> None:
     with pytest.raises(GraspError, match=message) as caught:
         TextTable(raw(tmp_path / name, content))
     str(caught.value).encode()  # can be printed
@@ -462,12 +462,12 @@ def test_a_parquet_file_cut_short(tmp_path: Path) -> None:
         ({"label": "text"}, "must be two different columns, got 'text' for both"),
     ],
 )
-def test_impossible_options(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+def test_impossible_options_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(GraspError, match=message):
         TextTable(write(tmp_path / "a.csv", ANIMALS), **options)
 
 
-def test_paths_that_are_not_there(tmp_path: Path) -> None:
+def test_missing_paths_are_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "none", tmp_path / "none.csv", (tmp_path / "none.csv", tmp_path / "none.csv")):
         with pytest.raises(GraspError, match=r"there is no file or folder .*none"):
             TextTable(path)
@@ -497,7 +497,7 @@ def test_a_pair_of_files(tmp_path: Path) -> None:
         assert table.read(table.train) == [text for text, _ in ANIMALS] and table.read(table.test) == ["an ant"]
 
 
-def test_what_becomes_of_val(tmp_path: Path) -> None:
+def test_val_is_ignored_or_trained_on(tmp_path: Path) -> None:
     for part in ("train", "val", "test"):
         write(tmp_path / f"{part}.csv", [(f"{part} {n}", "x") for n in range(3)])
 
@@ -610,6 +610,6 @@ def test_real_texts_are_what_the_csv_module_reads() -> None:
     assert everything(table) == [(row["text"], row["label"]) for row in rows]
 
 
-def test_a_plus_makes_no_other_number(tmp_path):
+def test_a_plus_does_not_change_a_number(tmp_path):
     (tmp_path / "a.csv").write_text("text,label\nx,+1\ny,1.0\nz,1\nw,2\n")
     assert read_rows(tmp_path / "a.csv", "text", "label").labels == ["1", "1", "1", "2"]

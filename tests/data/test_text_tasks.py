@@ -181,19 +181,19 @@ def test_tasks_make_a_stream(folder: Path) -> None:
         ({"label": "lable"}, "no column 'lable'.* did you mean 'label'"),
     ],
 )
-def test_impossible_options(folder: Path, options: dict[str, Any], message: str) -> None:
+def test_impossible_options_are_refused(folder: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(GraspError, match=message):
         TextTasks(folder, **options)
 
 
 @pytest.mark.parametrize("names", [["ag"], None])
-def test_one_data_set_is_not_a_folder_of_them(folder: Path, names: list[str] | None) -> None:
+def test_one_data_set_is_not_a_folder_of_data_sets(folder: Path, names: list[str] | None) -> None:
     for one in (folder / "ag", folder / "quiz.csv"):
         with pytest.raises(GraspError, match=rf"{one.name} is one data set; give the folder above it.*data.tasks none"):
             TextTasks(one, names)
 
 
-def test_folders_that_cannot_be_used(folder: Path, tmp_path: Path) -> None:
+def test_unusable_folders_are_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(GraspError, match=r"there is no folder .*none"):
         TextTasks(tmp_path / "none")
     with pytest.raises(GraspError, match="empty has no data sets"):

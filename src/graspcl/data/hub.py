@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from graspcl.data.table_reader import Rows, check_columns
+from graspcl.data.table_reader import Rows, check_columns, wanted_columns
 from graspcl.errors import GraspError, require
 
 HUB = "hf:"  # prefix of data sets of the hub
@@ -46,19 +46,15 @@ def load_splits(name: str, config: str | None) -> Mapping[str, Any]:
     return splits
 
 
-def hub_rows(where: str, split: Any, text: Sequence[str], label: str) -> Rows:
-    """Read the rows of a split. A text joins the columns `text`."""
-    for column in text:
-        check_columns(where, split.column_names, {"--data.text": column, "--data.label": label})
+def hub_rows(where: str, split: Any, text: str | Sequence[str], label: str) -> Rows:
+    """Read the rows of a split."""
+    wanted = wanted_columns(text, label)
+    check_columns(where, split.column_names, wanted)
     names = getattr(split.features[label], "names", None)  # of a ClassLabel
-    texts: Iterable[Any] = split[text[0]]
-    if len(text) > 1:
-        columns = zip(*(split[column] for column in text), strict=True)
-        texts = (" ".join(str(part) for part in parts if part) for parts in columns)
     rows = Rows(where)
-    for number, (each, value) in enumerate(zip(texts, split[label], strict=True), start=1):
+    for row, (*texts, value) in enumerate(zip(*(split[column] for _, column in wanted), strict=True), start=1):
         # A ClassLabel column contains -1 for a missing label.
-        rows.add(number, each, value if names is None or value is None else names[value] if value >= 0 else None)
+        rows.add(row, texts, value if names is None or value is None else names[value] if value >= 0 else None)
     return rows.checked()
 
 

@@ -15,7 +15,7 @@ import re
 import reprlib
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,6 +31,7 @@ _NO_LABEL = ("", "nan", "NaN")  # what files contain in place of a missing label
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?(e[+-]?[0-9]+)?", re.IGNORECASE)
 _LONGEST_FIELD = 2**31 - 1  # characters
 _field_limit_in_use = threading.Lock()
+Wanted = Sequence[tuple[str, str]]  # columns to read, each with the option that sets it: ("--data.text", "text")
 
 
 @dataclass
@@ -40,8 +41,8 @@ class Rows:
     Very long texts are kept, but reported.
 
     >>> rows = Rows("news.csv")
-    >>> rows.add(2, "Rates fall.", "Business")
-    >>> rows.add(3, " ", "Sports")
+    >>> rows.add(2, ["Rates fall."], "Business")
+    >>> rows.add(3, [" "], "Sports")
     >>> rows.texts, rows.labels, rows.problems
     (['Rates fall.'], ['Business'], ['news.csv row 3: empty text'])
     """
@@ -51,10 +52,10 @@ class Rows:
     labels: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
-    def add(self, row: int, text: object, label: object) -> None:
-        """Store a row if it is valid, else report it."""
+    def add(self, row: int, texts: Sequence[object], label: object) -> None:
+        """Store a row if it is valid, else report it. Several texts are joined by spaces."""
         try:
-            valid = _as_text(text), _as_label(label)
+            valid = _as_text(texts), _as_label(label)
         except _BadValue as reason:
             self.report(row, str(reason))
             return
@@ -92,8 +93,11 @@ class Record(NamedTuple):
     reread: bool = False  # whether the row was read again after an open quote
 
 
-def read_rows(path: Path, text: str, label: str) -> Rows:
-    """Read the columns `text` and `label` of a table, and report bad rows.
+Reader = Callable[[Path, Wanted], Iterator[Record]]
+
+
+def read_rows(path: Path, text: str | Sequence[str], label: str) -> Rows:
+    """Read the columns `text` and `label` of a table, and report bad rows. Several text columns are joined by spaces.
 
     CSV and TSV files have no types. There, a text may be a number. Labels that are all numbers count by value: 1 and
     1.0 are one class, and 0.5 is refused. A label of nan is a missing label.
@@ -111,13 +115,13 @@ def read_rows(path: Path, text: str, label: str) -> Rows:
         raise GraspError(f"there is no file or folder {path}")
     if kind not in READERS:
         raise GraspError(f"{path} is not a table; its name must end in one of {', '.join(READERS)}")
-    records: Iterable[Record] = _read(path, READERS[kind], {"--data.text": text, "--data.label": label})
+    records: Iterable[Record] = _read(path, READERS[kind], wanted_columns(text, label))
     rows = Rows(str(path))
     for record in _with_typed_labels(list(records)) if kind in (".csv", ".tsv") else records:
         if record.fault:
             rows.report(record.row, record.fault)
         else:
-            rows.add(record.row, *record.values)
+            rows.add(record.row, record.values[:-1], record.values[-1])
     return rows.checked()
 
 
@@ -132,26 +136,31 @@ def read_column(path: Path, text: str) -> list[Field]:
     """
     reader = {".txt": _read_lines, **READERS}.get(path.suffix.lower(), _read_jsonl)
     found = []
-    for record in _read(path, reader, {"--text": text}):
+    for record in _read(path, reader, [("--text", text)]):
         value = record.values[0] if record.values else None
         value = value.decode(errors="surrogateescape") if isinstance(value, bytes) else value
         found.append(Field(record.row, value, record.fault))
     return found
 
 
-def check_columns(where: str, columns: Sequence[str], wanted: Mapping[str, str]) -> None:
-    """Refuse a table that lacks a wanted column, or has it twice. `wanted` has the columns by their options.
+def wanted_columns(text: str | Sequence[str], label: str) -> Wanted:
+    """Return the columns to read, each with the option that sets it."""
+    return [*(("--data.text", name) for name in ([text] if isinstance(text, str) else text)), ("--data.label", label)]
 
-    >>> check_columns("news.csv", ["texts", "label"], {"--data.text": "text"})
+
+def check_columns(where: str, columns: Sequence[str], wanted: Wanted) -> None:
+    """Refuse a table that lacks a wanted column, or has it twice.
+
+    >>> check_columns("news.csv", ["texts", "label"], [("--data.text", "text")])
     Traceback (most recent call last):
         ...
     graspcl.errors.GraspError: news.csv has no column 'text'; its columns are texts, label; did you mean 'texts'? \
 Choose a column with --data.text NAME (in Python: text=)
     """
-    names = list(wanted.values())
+    names = [name for _, name in wanted]
     if len(set(names)) < len(names):
         raise GraspError(f"{where}: text and label must be two different columns, got {names[0]!r} for both")
-    if missing := {option: name for option, name in wanted.items() if name not in columns}:
+    if missing := {option: name for option, name in wanted if name not in columns}:
         # Names may have any encoding, but an error must always be printable.
         shown = [column.encode(errors="backslashreplace").decode() for column in columns]
         near = [close for name in missing.values() if (close := _nearest_column(name, shown))]
@@ -176,10 +185,8 @@ def _nearest_column(name: str, columns: Sequence[str]) -> str | None:
 
 # -- formats -----------------------------------------------------------------------------------------------------------
 
-Reader = Callable[[Path, Mapping[str, str]], Iterator[Record]]
 
-
-def _read(path: Path, reader: Reader, wanted: Mapping[str, str]) -> Iterator[Record]:
+def _read(path: Path, reader: Reader, wanted: Wanted) -> Iterator[Record]:
     try:
         with open(path, "rb") as handle:
             if handle.read(2) in (b"\xff\xfe", b"\xfe\xff"):
@@ -189,13 +196,13 @@ def _read(path: Path, reader: Reader, wanted: Mapping[str, str]) -> Iterator[Rec
         raise GraspError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def _read_lines(path: Path, wanted: Mapping[str, str]) -> Iterator[Record]:
+def _read_lines(path: Path, wanted: Wanted) -> Iterator[Record]:
     with open(path, encoding="utf-8-sig", errors="surrogateescape") as lines:
         for row, line in enumerate(lines, start=1):
             yield Record(row, (line.rstrip("\n"),))
 
 
-def _read_jsonl(path: Path, wanted: Mapping[str, str]) -> Iterator[Record]:
+def _read_jsonl(path: Path, wanted: Wanted) -> Iterator[Record]:
     columns: dict[str, None] = {}  # in the order in which they occur
     with open(path, "rb") as lines:
         for row, line in enumerate(lines, start=1):
@@ -215,8 +222,8 @@ def _read_jsonl(path: Path, wanted: Mapping[str, str]) -> Iterator[Record]:
                     yield Record(row, fault=f"{reprlib.repr(record)} is not an object with columns")
                     continue
                 columns.update(dict.fromkeys(record))
-                values = tuple(record.get(name) for name in wanted.values())
-                twice = [name for name, value in zip(wanted.values(), values, strict=True) if value is _TWICE]
+                values = tuple(record.get(name) for _, name in wanted)
+                twice = [name for _, name in wanted if record.get(name) is _TWICE]
                 yield Record(row, fault=f"it has {twice[0]!r} twice") if twice else Record(row, values)
     if columns:
         check_columns(str(path), list(columns), wanted)
@@ -232,9 +239,9 @@ def _json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _read_parquet(path: Path, wanted: Mapping[str, str]) -> Iterator[Record]:
+def _read_parquet(path: Path, wanted: Wanted) -> Iterator[Record]:
     parquet, pyarrow = require("pyarrow.parquet", "text"), require("pyarrow", "text")
-    names, rows = list(wanted.values()), count(1)
+    names, rows = [name for _, name in wanted], count(1)
     try:
         with parquet.ParquetFile(path) as file:
             check_columns(str(path), file.schema_arrow.names, wanted)
@@ -255,7 +262,7 @@ def _arrow_values(column: Any) -> list[Any]:
     return values
 
 
-def _read_delimited(path: Path, wanted: Mapping[str, str], delimiter: str = ",") -> Iterator[Record]:
+def _read_delimited(path: Path, wanted: Wanted, delimiter: str = ",") -> Iterator[Record]:
     """Read a CSV file. If `delimiter` does not split the header, try others."""
     # Bytes that are not UTF-8 become lone surrogates, so that they spoil only their own row.
     with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as handle, _no_field_limit():
@@ -269,7 +276,7 @@ def _read_delimited(path: Path, wanted: Mapping[str, str], delimiter: str = ",")
         except csv.Error as error:
             raise GraspError(f"{path} row 1, the header, is malformed: {error}") from error
         check_columns(str(path), header, wanted)
-        places = [header.index(name) for name in wanted.values()]
+        places = [header.index(name) for _, name in wanted]
         for row in count(2):
             reread = lines.start_row()
             try:
@@ -348,7 +355,7 @@ def _no_field_limit() -> Iterator[None]:
 
 def _with_typed_labels(records: Sequence[Record]) -> Iterator[Record]:
     """Convert the labels of a CSV file, which has no types, and refuse doubtful rows after an open quote."""
-    labels = {record.row: record.values[1].strip() for record in records if not record.fault}
+    labels = {record.row: record.values[-1].strip() for record in records if not record.fault}
     # Lines of a text that was cut off must not become rows of new classes; real classes have more than one row.
     seen = Counter(map(_comparable, labels.values()))
     doubtful = {record.row for record in records if record.reread and seen[_comparable(labels[record.row])] == 1}
@@ -361,7 +368,7 @@ def _with_typed_labels(records: Sequence[Record]) -> Iterator[Record]:
         elif record.fault:
             yield record
         else:
-            yield Record(record.row, (record.values[0], _typed_label(labels[record.row], numbers)))
+            yield Record(record.row, (*record.values[:-1], _typed_label(labels[record.row], numbers)))
 
 
 def _comparable(label: str) -> str | float:
@@ -385,10 +392,11 @@ class _BadValue(Exception):
     """The reason why a row cannot be used."""
 
 
-def _as_text(value: object) -> str:
-    if value is None:
+def _as_text(values: Sequence[object]) -> str:
+    if values[0] is None and len(values) == 1:
         raise _BadValue("no text")
-    text = _decoded(value, "text")
+    texts = [_decoded(value, "text") for value in values]
+    text = texts[0] if len(texts) == 1 else " ".join(str(each) for each in texts if each)
     if not isinstance(text, str):
         raise _BadValue(f"text is {reprlib.repr(text)}, not a string")
     if not text or text.isspace():

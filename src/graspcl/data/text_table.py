@@ -38,8 +38,8 @@ class TextTable(Samples[list[str]]):
 
     Args:
         path: one file; a pair of files to train and to test on; a folder with `train.csv` and `test.csv` (or another
-            format); a data set of the Hugging Face hub as "hf:NAME" or "hf:NAME:CONFIG"; or `Parts`.
-        text: name of the text column.
+            format); or a data set of the Hugging Face hub as "hf:NAME" or "hf:NAME:CONFIG".
+        text: name of the text column, or names of columns that are joined by spaces.
         label: name of the label column.
         test_share: share of each class to test on if there is no test file, chosen by a hash of the text. At least one
             text, but never the last. Equal texts of a class count once and stay together.
@@ -58,15 +58,15 @@ class TextTable(Samples[list[str]]):
 
     def __init__(
         self,
-        path: str | Path | Sequence[str | Path] | Parts,
-        text: str = "text",
+        path: str | Path | Sequence[str | Path],
+        text: str | Sequence[str] = "text",
         label: str = "label",
         test_share: Annotated[float, Range(0, 1, below=True)] = 0.1,
         test_per_class: Natural | None = None,
         *,
         val: Val = "ignore",
     ) -> None:
-        parts = path if isinstance(path, Parts) else read_parts(path, text, label, val)
+        parts = _read_parts(path, text, label, val)
         classes = in_class_order(name for part in parts.train for name in part.labels)
         labels = np.concatenate([labels_of(part.labels, classes, part.where, "texts") for part in parts.all])
         texts = [each for part in parts.all for each in part.texts]
@@ -104,7 +104,7 @@ class TextTable(Samples[list[str]]):
 
 
 @dataclass(frozen=True)
-class Parts:
+class _Parts:
     """The rows to train on, possibly of several files, and the rows to test on, if they are separate."""
 
     name: str
@@ -117,40 +117,35 @@ class Parts:
         return self.train if self.test is None else [*self.train, self.test]
 
 
-def read_parts(path: str | Path | Sequence[str | Path], text: str, label: str, val: Val) -> Parts:
-    """Read a folder, a pair of files, one file or a data set of the hub, as `TextTable` describes."""
+def _read_parts(path: str | Path | Sequence[str | Path], text: str | Sequence[str], label: str, val: Val) -> _Parts:
     if not isinstance(path, str | Path):
         if len(path) != 2:
             raise GraspError(
                 f"path must be one path, or a pair of files to train and to test on, got {len(path)} paths"
             )
         train, test = map(Path, path)
-        return Parts(train.parent.name or train.stem, [read_rows(train, text, label)], read_rows(test, text, label))
+        return _Parts(train.parent.name or train.stem, [read_rows(train, text, label)], read_rows(test, text, label))
     if str(path).startswith(HUB):
-        return hub_parts(*hub_name(str(path)), [text], label, val)
+        name, config = hub_name(str(path))
+        splits = load_splits(name, config)
+        title = Path(name).name + (f"-{config}" if config else "")
+        return _by_role(title, splits, lambda role: hub_rows(f"{name} {role}", splits[role], text, label), val)
     folder = Path(path)
     if not folder.is_dir():
-        return Parts(folder.stem, [read_rows(folder, text, label)], None)
+        return _Parts(folder.stem, [read_rows(folder, text, label)], None)
     files = table_files(folder)
     if "train" not in files:
         raise GraspError(f"{folder} has no training data; add train.csv (or {', '.join([*READERS][1:])})")
-    return _parts(folder.resolve().name, files, lambda role: read_rows(files[role], text, label), val)
+    return _by_role(folder.resolve().name, files, lambda role: read_rows(files[role], text, label), val)
 
 
-def hub_parts(name: str, config: str | None, text: Sequence[str], label: str, val: Val) -> Parts:
-    """Read a data set of the hub. A text joins the columns `text`."""
-    splits = load_splits(name, config)
-    title = Path(name).name + (f"-{config}" if config else "")
-    return _parts(title, splits, lambda role: hub_rows(f"{name} {role}", splits[role], text, label), val)
-
-
-def _parts(name: str, roles: Iterable[str], read: Callable[[str], Rows], val: Val) -> Parts:
+def _by_role(name: str, roles: Iterable[str], read: Callable[[str], Rows], val: Val) -> _Parts:
     """Read the roles to train on, and the one to test on, if any."""
     found = set(roles)
     vals = [role for role in _VALS if role in found]
     tests = ["test"] if "test" in found else vals[:1] if val == "ignore" else []
     train = [read(role) for role in ["train", *(vals if val == "train" else [])]]
-    return Parts(name, train, read(tests[0]) if tests else None)
+    return _Parts(name, train, read(tests[0]) if tests else None)
 
 
 def in_class_order(names: Iterable[str]) -> list[str]:

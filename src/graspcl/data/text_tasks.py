@@ -18,16 +18,7 @@ from graspcl.data.samples import Int64s, Samples, few, hash_id
 from graspcl.data.sources import data_sources
 from graspcl.data.splits import Subset
 from graspcl.data.table_reader import READERS
-from graspcl.data.text_table import (
-    Parts,
-    TextTable,
-    Val,
-    hub_parts,
-    in_class_order,
-    list_folder,
-    read_parts,
-    table_files,
-)
+from graspcl.data.text_table import TextTable, Val, in_class_order, list_folder, table_files
 from graspcl.errors import GraspError, nearest, require
 from graspcl.random import generator
 
@@ -49,27 +40,27 @@ _GROUP_NAMES = {frozenset({"yelp", "amazon"}): "sentiment"}  # names of groups t
 
 
 @dataclass(frozen=True)
-class HubDataset:
-    """A data set of the hub: its columns, and names that replace its class names if their number is the same."""
+class TaskData:
+    """A data set: what `TextTable` reads, and names that replace its class names if their number is the same."""
 
-    name: str
-    text: tuple[str, ...] = ("text",)
+    path: str | Path
+    text: str | tuple[str, ...] = "text"
     label: str = "label"
     classes: tuple[str, ...] = ()
 
 
 # The paper's data sets on the hub. Yelp and Amazon name their stars differently, so both get the same names.
 ON_HUB = {
-    "ag_news": HubDataset("fancyzhx/ag_news"),
-    "yelp": HubDataset("Yelp/yelp_review_full", classes=_SENTIMENTS),
-    "amazon": HubDataset(
-        "yassiracharki/Amazon_Reviews_for_Sentiment_Analysis_fine_grained_5_classes",
+    "ag_news": TaskData("hf:fancyzhx/ag_news"),
+    "yelp": TaskData("hf:Yelp/yelp_review_full", classes=_SENTIMENTS),
+    "amazon": TaskData(
+        "hf:yassiracharki/Amazon_Reviews_for_Sentiment_Analysis_fine_grained_5_classes",
         ("review_title", "review_text"), "class_index", _SENTIMENTS,
     ),
-    "yahoo_answers": HubDataset(
-        "community-datasets/yahoo_answers_topics", ("question_title", "question_content", "best_answer"), "topic"
+    "yahoo_answers": TaskData(
+        "hf:community-datasets/yahoo_answers_topics", ("question_title", "question_content", "best_answer"), "topic"
     ),
-    "dbpedia": HubDataset("fancyzhx/dbpedia_14", ("content",)),
+    "dbpedia": TaskData("hf:fancyzhx/dbpedia_14", "content"),
 }  # fmt: skip
 
 
@@ -177,13 +168,15 @@ class TextTasks(Samples[list[str]]):
         val: Val = "ignore",
     ) -> None:
         groups = _groups(shared)
-        found: Mapping[str, Path | HubDataset] = ON_HUB if folder == HUB else _find_datasets(Path(folder))
+        found = ON_HUB if folder == HUB else _find_datasets(Path(folder), text, label)
         self.tasks = sorted(found) if names is None else _chosen(str(folder), names, found)
-        parts = {}
+        parts, labels_of_task = {}, {}
         for task in self.tasks:
-            table = TextTable(_read(found[task], text, label, val), text, label, test_share, test_per_class, val=val)
+            data = found[task]
+            table = TextTable(data.path, data.text, data.label, test_share, test_per_class, val=val)
             parts[task] = Subset(table, per_class=per_class, rng=generator(seed, f"text_tasks.{task}"))
-        labels_of_task = {task: _class_labels(found[task], part.classes) for task, part in parts.items()}
+            renamed = len(data.classes) == len(table.classes)
+            labels_of_task[task] = list(data.classes) if renamed else table.classes
         names_of_task, problems = _share_labels(labels_of_task, groups)
         classes = _sorted_names(names_of_task)
         class_of = {task: np.array([classes.index(name) for name in own]) for task, own in names_of_task.items()}
@@ -220,7 +213,7 @@ def _full_name(name: str) -> str:
     return _ALIASES.get(name.lower(), name)
 
 
-def _find_datasets(folder: Path) -> dict[str, Path]:
+def _find_datasets(folder: Path, text: str, label: str) -> dict[str, TaskData]:
     """Find the data sets of a folder by name: folders with training data, and tables."""
     if not folder.exists():
         raise GraspError(f"there is no folder {folder}; it must contain a folder or a table for each data set")
@@ -229,27 +222,17 @@ def _find_datasets(folder: Path) -> dict[str, Path]:
             f"{folder} is one data set; give the folder above it, in which each data set is a folder or a file, "
             "or read it as one table: --data.tasks none (in Python: TextTable)"
         )
-    found: dict[str, Path] = {}
+    found: dict[str, TaskData] = {}
     for path in list_folder(folder):
         if "train" in table_files(path) if path.is_dir() else path.suffix.lower() in READERS:
             name = _full_name(path.name if path.is_dir() else path.stem)
             if name in found:
-                raise GraspError(f"{folder} has the data set {name} twice, as {found[name].name} and {path.name}")
-            found[name] = path
+                before = Path(found[name].path).name
+                raise GraspError(f"{folder} has the data set {name} twice, as {before} and {path.name}")
+            found[name] = TaskData(path, text, label)
     if not found:
         raise GraspError(f"{folder} has no data sets: it contains no table, and no folder with a train.csv")
     return found
-
-
-def _read(source: Path | HubDataset, text: str, label: str, val: Val) -> Parts:
-    if isinstance(source, HubDataset):
-        return hub_parts(source.name, None, source.text, source.label, val)
-    return read_parts(source, text, label, val)
-
-
-def _class_labels(source: Path | HubDataset, classes: list[str]) -> list[str]:
-    named = source.classes if isinstance(source, HubDataset) else ()
-    return list(named) if len(named) == len(classes) else classes
 
 
 def _chosen(folder: str, names: Sequence[str], found: Mapping[str, object]) -> list[str]:
