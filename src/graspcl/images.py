@@ -34,7 +34,7 @@ def decode_image(source: Source, pixels: int, name: str = "") -> Pixels:
     Args:
         source: encoded bytes, a path, or a function that returns one of them.
         pixels: height and width of the result.
-        name: what error messages call the image, by default its path.
+        name: name of the image in error messages, by default its path.
 
     Raises:
         GraspError: the image cannot be read.
@@ -62,7 +62,7 @@ def decode_images(
         sources: encoded bytes, paths or functions. Functions are called in the thread that decodes.
         pixels: height and width of the result.
         threads: number of threads. None: one per core.
-        names: what error messages call the images.
+        names: names of the images in error messages.
         whole: keep the whole shorter side, without a margin.
 
     Returns:

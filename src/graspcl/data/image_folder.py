@@ -34,7 +34,7 @@ Mapping = tuple[str, dict[str, str]]  # a file that gives images their classes: 
 class StoredImages(Samples["torch.Tensor"]):
     """Encoded images, decoded to RGB at `_pixels` x `_pixels` when they are read.
 
-    A subclass says where each image is stored and how messages call it.
+    A subclass implements where each image is stored, and its name in messages.
     """
 
     _pixels: int
@@ -45,7 +45,7 @@ class StoredImages(Samples["torch.Tensor"]):
 
     @abstractmethod
     def _title(self, index: int) -> str:
-        """Return how messages call the image."""
+        """Return the name of the image for messages."""
 
     def read(self, indices: ArrayLike) -> torch.Tensor:
         """Return the images at `indices` [n] as RGB uint8 [n, 3, pixels, pixels] in channels-last memory."""

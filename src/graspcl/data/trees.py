@@ -53,7 +53,7 @@ class Tree(ABC):
 
     @abstractmethod
     def where(self, name: str = "") -> str:
-        """Return how messages call the tree, or one of its files."""
+        """Return the name of the tree, or of one of its files, for messages."""
 
     @abstractmethod
     def part(self, name: str) -> Tree | None:
