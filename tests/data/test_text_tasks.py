@@ -233,7 +233,7 @@ def test_the_presets_have_the_orders_of_the_paper(number: int, scale: str) -> No
 
 
 @needs_data
-@pytest.mark.parametrize("number, classes", [(1, 19), (2, 19), (3, 19), (4, 33), (5, 33), (6, 33)])
+@pytest.mark.parametrize("number, classes", [(2, 19), (5, 33)])  # the other orders have the same data sets
 def test_classes_of_the_paper(number: int, classes: int) -> None:
     texts = TextTasks(SHARED, PAPER[number].split(), per_class=20, test_per_class=5)
     full = {"ag": "ag_news", "yahoo": "yahoo_answers"}
