@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import posixpath
 import re
 from collections import Counter
@@ -216,16 +217,13 @@ def _refuse_duplicates(lines: list[_Line]) -> None:
 
 def _find_images(tree: Tree, lines: list[_Line]) -> tuple[list[tuple[Tree, str]], list[int]]:
     """Return where each image is, and its size in bytes."""
-    zips: dict[str, Tree | None] = {}
+    part = functools.cache(tree.part)
     files, sizes, missing = [], [], []
     for line in lines:
         file, size = (tree, line.name), tree.size(line.name)
         top, _, rest = line.name.partition("/")
-        if size is None and top and rest:  # perhaps there is a zip file instead of the folder
-            if top not in zips:
-                zips[top] = tree.part(top)
-            if (inner := zips[top]) is not None:
-                file, size = (inner, rest), inner.size(rest)
+        if size is None and top and rest and (inner := part(top)) is not None:  # a zip file instead of the folder
+            file, size = (inner, rest), inner.size(rest)
         files.append(file)
         sizes.append(size or 0)
         if size is None:

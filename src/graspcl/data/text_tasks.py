@@ -240,8 +240,7 @@ def _chosen(folder: str, names: Sequence[str], found: Mapping[str, object]) -> l
     for name in chosen:
         if name not in found:
             raise GraspError(f"{folder} has no data set {name!r}; {nearest(name, found)}")
-        if chosen.count(name) > 1:
-            raise GraspError(f"{folder}: names has the data set {name!r} twice; a data set is one task")
+    _refuse_repeats("names", chosen)
     if not chosen:
         raise GraspError(f"{folder}: names is empty; name at least one of {', '.join(found)}")
     return chosen
@@ -251,11 +250,14 @@ def _groups(shared: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
     if isinstance(shared, str) or any(isinstance(group, str) for group in shared):
         raise GraspError(f'shared must be a list of groups of data sets, such as [["yelp", "amazon"]], got {shared!r}')
     groups = [tuple(map(_full_name, group)) for group in shared]
-    names = [name for group in groups for name in group]
+    _refuse_repeats("shared", [name for group in groups for name in group])
+    return groups
+
+
+def _refuse_repeats(parameter: str, names: Sequence[str]) -> None:
     for name in names:
         if names.count(name) > 1:
-            raise GraspError(f"shared has the data set {name!r} twice; a data set belongs to one group at most")
-    return groups
+            raise GraspError(f"{parameter} has the data set {name!r} twice; name it once")
 
 
 def _share_labels(
