@@ -117,7 +117,8 @@ def _checking(function: Any, part: Callable[..., Any]) -> Any:
 @functools.cache
 def _kinds(part: Callable[..., Any]) -> dict[str, Any]:
     """The types of a part's parameters, as far as they exist at run time."""
-    if isinstance(part, type) and dataclasses.is_dataclass(part):
+    owner = next(base for base in part.__mro__ if "__init__" in vars(base)) if isinstance(part, type) else part
+    if isinstance(part, type) and "__dataclass_fields__" in vars(owner):
         sources = [(vars(sys.modules[base.__module__]), inspect.get_annotations(base)) for base in part.__mro__[::-1]]
     else:
         function: Any = inspect.unwrap(part.__init__ if isinstance(part, type) else part)  # type: ignore[misc]

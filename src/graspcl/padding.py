@@ -1,4 +1,4 @@
-"""Where sequences end: what is repeated up to their last place is padding."""
+"""The length of padded sequences: what repeats up to the last position is padding."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import torch
 
 
 def unpadded(sequences: torch.Tensor) -> torch.Tensor:
-    """How many places of each sequence, [n, L] or of vectors [n, D, L], come before its padding: [n].
+    """Return how many positions of each sequence come before its padding: [n].
 
-    The last place counts as padding: whether it is can be told by none but its neighbour.
+    The last position counts as padding, because only its neighbour can tell.
+
+    Args:
+        sequences: token ids [n, L], or vectors [n, D, L].
 
     >>> unpadded(torch.tensor([[9, 1, 2, 0, 0], [9, 1, 2, 3, 8]])).tolist()
     [3, 4]

@@ -14,6 +14,8 @@ import pytest
 pytest.importorskip("PIL", reason="needs graspcl[images]")
 from PIL import Image
 
+from graspcl.data import Samples
+
 
 def noise(width: int, height: int, seed: int = 0) -> np.ndarray[Any, Any]:
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
@@ -37,6 +39,16 @@ def pack(folder: Path, archive: Path, wrap: str = "") -> Path:
         for file in sorted(folder.rglob("*")):
             zipped.write(file, wrap + str(file.relative_to(folder)))
     return archive
+
+
+def stored(images: Samples[Any], indices: Any) -> list[bytes]:
+    """The image files at `indices`, byte for byte."""
+    return [code if isinstance(code, bytes) else Path(code).read_bytes() for code in images.encoded_some(indices)[0]]
+
+
+def paths(images: Samples[Any], indices: Any) -> list[Path]:
+    """The image files at `indices`."""
+    return [Path(code) for code in images.encoded_some(indices)[0]]
 
 
 def spoil(archive: Path, content: bytes) -> None:

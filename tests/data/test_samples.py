@@ -35,13 +35,13 @@ def test_arrays_are_int64_and_read_only() -> None:
     "changes, message",
     [
         ({"ids": [5, 6]}, "3 labels but 2 ids"),
-        ({"ids": [5, 5, 7]}, "ids that occur twice"),
+        ({"ids": [5, 5, 7]}, "has duplicate ids"),
         ({"labels": [0, 0, 2]}, r"labels outside 0\.\.1"),
         ({"test": [3]}, r"outside 0\.\.2"),
         ({"test": [0]}, "twice in its splits"),
     ],
 )
-def test_nonsense_is_refused(changes: dict[str, Any], message: str) -> None:
+def test_inconsistent_samples_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(GraspError, match=message):
         numbers(**changes)
 

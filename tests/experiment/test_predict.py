@@ -6,6 +6,7 @@ import importlib.util
 import json
 import shutil
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -77,7 +78,8 @@ def test_images_are_predicted_as_in_the_run_after_its_data_are_gone(options, tmp
     run(config, folder)
     samples, _ = open_data(config)
     arrays = samples.read(samples.test)
-    paths = [tmp_path / "elsewhere" / samples.path(index).relative_to(tmp_path / "data") for index in samples.test]
+    files = samples.encoded_some(samples.test)[0]
+    paths = [tmp_path / "elsewhere" / Path(file).relative_to(tmp_path / "data") for file in files]
     (tmp_path / "data").rename(tmp_path / "elsewhere")
     shutil.rmtree(tmp_path / "cache")
     forget()
@@ -170,7 +172,9 @@ def test_a_codec_is_as_large_as_the_one_that_was_kept(tmp_path):
     text = file.read_text(encoding="utf-8")
     file.write_text(text.replace("codebooks = 4\n", "").replace("size = 8\n", "", 1), encoding="utf-8")
     samples, _ = open_data(config)
-    assert load_learner(tmp_path / "run").predict(samples.encoded(samples.test)).names == predicted(tmp_path / "run")
+    assert load_learner(tmp_path / "run").predict(samples.encoded_some(samples.test)[0].tolist()).names == predicted(
+        tmp_path / "run"
+    )
 
 
 @pytest.mark.parametrize("rehearsal", ["latent", "veridical"])
@@ -181,7 +185,7 @@ def test_photos_of_the_package_are_cut_as_in_the_run(rehearsal, tmp_path):
     run(config, tmp_path / "run")
     samples, _ = open_data(config)
     learned = load_learner(tmp_path / "run")
-    found = learned.predict(samples.encoded(samples.test))
+    found = learned.predict(samples.encoded_some(samples.test)[0].tolist())
     assert found.names == predicted(tmp_path / "run")
     assert (found.probabilities == learned.predict(samples.read(samples.test)).probabilities).all()
 

@@ -128,8 +128,8 @@ class _Table:
 
 def _images(given: str, run: Path) -> list[Input]:
     """The image file, the images of the folder or zip file, or those whose paths stand in standard input."""
-    from graspcl.data.column import KINDS
-    from graspcl.data.images import SUFFIXES
+    from graspcl.data.image_folder import SUFFIXES
+    from graspcl.data.table_reader import KINDS
     from graspcl.data.trees import open_tree
 
     if given == "-":
@@ -152,8 +152,8 @@ def _images(given: str, run: Path) -> list[Input]:
 
 def _texts(given: str, run: Path, column: str, many: bool) -> list[Input]:
     """The texts of a table or a file of lines, or the lines of standard input; rows of `many` files bear its name."""
-    from graspcl.data.column import KINDS, Field, read_column
-    from graspcl.data.images import SUFFIXES
+    from graspcl.data.image_folder import SUFFIXES
+    from graspcl.data.table_reader import KINDS, Field, read_column
 
     if given == "-":
         fields = [Field(row, line) for row, line in enumerate(_standard_input(), start=1)]

@@ -1,14 +1,14 @@
-"""Where samples come from."""
+"""Data sources: where samples come from."""
 
-from graspcl.data.base import Samples
 from graspcl.data.groceries import Groceries
-from graspcl.data.images import ImageFolder
+from graspcl.data.image_folder import ImageFolder
+from graspcl.data.image_list import ImageList, open_images
 from graspcl.data.listings import Listings
-from graspcl.data.lists import ImageList
-from graspcl.data.opening import open_images
-from graspcl.data.subset import Subset
-from graspcl.data.tables import TextTable
-from graspcl.data.text_tasks import TextTasks, text_order
+from graspcl.data.samples import Samples
+from graspcl.data.sources import check_source, data_sources, open_samples
+from graspcl.data.splits import Subset, take
+from graspcl.data.text_table import TextTable
+from graspcl.data.text_tasks import TextTasks, open_texts
 
 __all__ = [
     "Groceries",
@@ -19,6 +19,10 @@ __all__ = [
     "Subset",
     "TextTable",
     "TextTasks",
+    "check_source",
+    "data_sources",
     "open_images",
-    "text_order",
+    "open_samples",
+    "open_texts",
+    "take",
 ]

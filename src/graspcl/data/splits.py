@@ -1,0 +1,177 @@
+"""Choose samples class by class: rank them, hold some out for testing, take a subset."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from graspcl.checks import Count, Natural, checked
+from graspcl.data.samples import Batch, Codes, Int64s, Samples, few
+from graspcl.errors import GraspError
+from graspcl.random import generator
+
+
+def rank_in_class(labels: Int64s, keys: Int64s | None = None) -> Int64s:
+    """Return the rank of each sample within its class, from 0: [n].
+
+    A class is sorted by `keys` [n], and samples with equal keys share a rank. Without keys it is sorted by position.
+
+    >>> rank_in_class(np.array([5, 5, 7, 5])).tolist()
+    [0, 1, 0, 2]
+    >>> rank_in_class(np.array([5, 5, 7, 5]), keys=np.array([9, 4, 3, 9])).tolist()
+    [1, 0, 0, 1]
+    """
+    size = len(labels)
+    group = np.unique(labels, return_inverse=True)[1]
+    place = np.arange(size) if keys is None else np.unique(keys, return_inverse=True)[1]
+    pairs, pair = np.unique(group * size + place, return_inverse=True)
+    group_of_pair = pairs // max(size, 1)
+    ranks: Int64s = (np.arange(len(pairs)) - np.searchsorted(group_of_pair, group_of_pair))[pair]
+    return ranks
+
+
+def held_out(labels: Int64s, keys: Int64s, share: float, per_class: int | None = None) -> NDArray[np.bool_]:
+    """Choose test samples, as a mask [n]: in each class those with the smallest keys.
+
+    A positive `share` of a class is at least one sample, but never the last. `per_class` sets the number instead.
+    Samples with equal keys count once and stay together.
+
+    >>> held_out(np.array([0, 0, 0, 1]), np.array([7, 3, 9, 1]), share=0.3).tolist()
+    [False, True, False, False]
+    """
+    rank = rank_in_class(labels, keys)
+    sizes = np.zeros(labels.max(initial=-1) + 1, np.int64)
+    np.maximum.at(sizes, labels, rank + 1)
+    asked = np.maximum(np.round(share * sizes), share > 0) if per_class is None else np.full(len(sizes), per_class)
+    mask: NDArray[np.bool_] = rank < np.minimum(asked, sizes - 1)[labels]
+    return mask
+
+
+@checked
+class Subset(Samples[Batch]):
+    """Some classes of a source, and some samples of each.
+
+    Classes keep their order and get new labels. Samples keep their order, ids and split; samples of neither split are
+    left out. With an equal `rng`, the samples drawn from a class do not depend on the other classes, and a smaller
+    draw is part of a larger one. Every class needs training samples; test samples may be missing.
+
+    Args:
+        samples: the source.
+        classes: labels of the classes to keep, in any order. None: all.
+        per_class: maximum number of training samples per class. None: all.
+        test_per_class: maximum number of test samples per class. None: all.
+        rng: generator for the draws.
+
+    >>> class Words(Samples[list[str]]):
+    ...     def read(self, indices):
+    ...         return [["ant", "bee", "cod", "dab", "emu"][i] for i in self.check(indices)]
+    >>> words = Words("words", "1", ["insect", "fish", "bird"], [0, 0, 1, 1, 2], [5, 6, 7, 8, 9], [0, 1, 2, 4], [3])
+    >>> some = Subset(words, classes=[2, 1], rng=np.random.default_rng(0))
+    >>> some.classes, some.labels.tolist(), some.read(some.train), some.read(some.test)
+    (['fish', 'bird'], [0, 0, 1], ['cod', 'emu'], ['dab'])
+    """
+
+    def __init__(
+        self,
+        samples: Samples[Batch],
+        classes: Sequence[int] | Int64s | None = None,
+        per_class: Count | None = None,
+        test_per_class: Natural | None = None,
+        *,
+        rng: np.random.Generator,
+    ) -> None:
+        chosen = np.arange(len(samples.classes)) if classes is None else _check_classes(samples, classes)
+        new_label = np.full(len(samples.classes), -1)
+        new_label[chosen] = np.arange(len(chosen))
+        train = _draw(samples.train, samples.labels, new_label, per_class, rng)
+        test = _draw(samples.test, samples.labels, new_label, test_per_class, rng)
+        if (bare := np.setdiff1d(chosen, samples.labels[train])).size:
+            names = few([samples.classes[label] for label in bare])
+            raise GraspError(f"{samples.name} has classes without training samples: {names}; choose other classes")
+        self.samples, self.whole = samples, samples.whole
+        self._rows = np.sort(np.concatenate([train, test]))
+        earlier = samples.options.get("subset", [])
+        choice = {"classes": chosen.tolist(), "per_class": per_class, "test_per_class": test_per_class}
+        super().__init__(
+            name=samples.name,
+            version=samples.version,
+            classes=[samples.classes[label] for label in chosen],
+            labels=new_label[samples.labels[self._rows]],
+            ids=samples.ids[self._rows],
+            train=np.searchsorted(self._rows, train),
+            test=np.searchsorted(self._rows, test),
+            options={**samples.options, "subset": [*(earlier if isinstance(earlier, list) else []), choice]},
+            problems=samples.problems,
+        )
+
+    def read(self, indices: ArrayLike) -> Batch:
+        return self.samples.read(self._inner(indices))
+
+    def read_some(self, indices: ArrayLike) -> tuple[Batch, Int64s, list[str]]:
+        return self.samples.read_some(self._inner(indices))
+
+    def encoded_some(self, indices: ArrayLike) -> tuple[Codes, Int64s, list[str]]:
+        return self.samples.encoded_some(self._inner(indices))
+
+    def _inner(self, indices: ArrayLike) -> Int64s:
+        rows: Int64s = self._rows[self.check(indices)]
+        return rows
+
+
+def take(
+    samples: Samples[Batch],
+    order: Int64s,
+    classes: int | None = None,
+    per_class: int | None = None,
+    test_per_class: int | None = None,
+) -> tuple[Samples[Batch], Int64s]:
+    """Reduce the samples of a run: keep the first classes of an order, and some samples of each.
+
+    Args:
+        samples: the source.
+        order: all labels, in the order in which classes arrive.
+        classes: number of classes to keep. None: all.
+        per_class, test_per_class: as for `Subset`.
+
+    Returns:
+        The samples that remain, and their new labels in the order in which classes arrive.
+
+    >>> from graspcl.data import Groceries
+    >>> photos, order = take(Groceries(), np.arange(14)[::-1], classes=2, per_class=5)
+    >>> photos.classes, order.tolist(), len(photos.train)
+    (['Satsumas', 'Watermelon'], [1, 0], 10)
+    """
+    if (classes, per_class, test_per_class) == (None, None, None):
+        return samples, order
+    number = len(order) if classes is None else classes
+    if number > len(order):
+        raise GraspError(f"--data.classes {number}: {samples.name} has only {len(order)} classes")
+    chosen = order[:number]
+    # The same samples for every seed, so that runs share cached latents.
+    rng = generator(0, "subset")
+    return Subset(samples, np.sort(chosen), per_class, test_per_class, rng=rng), np.argsort(np.argsort(chosen))
+
+
+def _check_classes(samples: Samples[Batch], classes: Sequence[int] | Int64s) -> Int64s:
+    """Return the labels to keep, ascending."""
+    labels = np.asarray(classes)
+    if labels.ndim != 1 or not labels.size or labels.dtype.kind not in "iu":
+        raise GraspError(f"{samples.name}: classes must be a list of labels, got {classes!r}")
+    if labels.min() < 0 or labels.max() >= len(samples.classes):
+        beyond = labels[(labels < 0) | (labels >= len(samples.classes))][0]
+        raise GraspError(f"{samples.name}: classes must lie in 0..{len(samples.classes) - 1}, got {beyond}")
+    if len(np.unique(labels)) < len(labels):
+        raise GraspError(f"{samples.name}: classes must not name a class twice, got {classes!r}")
+    return np.sort(labels).astype(np.int64)
+
+
+def _draw(indices: Int64s, labels: Int64s, new_label: Int64s, limit: int | None, rng: np.random.Generator) -> Int64s:
+    """Draw at most `limit` of `indices` from each chosen class, and keep their order."""
+    # Always shuffle all of them, so that a draw depends on nothing but the generator.
+    shuffled = rng.permutation(np.sort(indices))
+    kept = new_label[labels[shuffled]] >= 0
+    if limit is not None:
+        kept &= rank_in_class(labels[shuffled]) < limit
+    return indices[np.isin(indices, shuffled[kept])]

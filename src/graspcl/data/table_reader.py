@@ -1,0 +1,433 @@
+"""Read texts from CSV, TSV, JSONL and Parquet files: a text and a label column, or one column, or lines.
+
+Each format has a reader that yields `Record`s: the wanted columns of a row, or what is wrong with it. Rows are counted
+as other programs do: as in a spreadsheet, where the header is row 1 and a field of several lines is part of one row;
+lines of a JSONL file from 1; rows of a Parquet file from 1.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import json
+import math
+import re
+import reprlib
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain, count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from graspcl.errors import GraspError, require
+
+_LONG = 20_000  # characters; longer texts are reported
+_BOM = b"\xef\xbb\xbf"
+_NO_LABEL = ("", "nan", "NaN")  # what files contain in place of a missing label
+_NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?(e[+-]?[0-9]+)?", re.IGNORECASE)
+_LONGEST_FIELD = 2**31 - 1  # characters
+_field_limit_in_use = threading.Lock()
+Wanted = Sequence[tuple[str, str]]  # columns to read, each with the option that sets it: ("--data.text", "text")
+
+
+@dataclass
+class Rows:
+    """Texts and labels of a table, and a message for each row that is left out.
+
+    Very long texts are kept, but reported.
+
+    >>> rows = Rows("news.csv")
+    >>> rows.add(2, ["Rates fall."], "Business")
+    >>> rows.add(3, [" "], "Sports")
+    >>> rows.texts, rows.labels, rows.problems
+    (['Rates fall.'], ['Business'], ['news.csv row 3: empty text'])
+    """
+
+    where: str
+    texts: list[str] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def add(self, row: int, texts: Sequence[object], label: object) -> None:
+        """Store a row if it is valid, else report it. Several texts are joined by spaces."""
+        try:
+            valid = _as_text(texts), _as_label(label)
+        except _BadValue as reason:
+            self.report(row, str(reason))
+            return
+        self.texts.append(valid[0])
+        self.labels.append(valid[1])
+        if (length := len(valid[0])) > _LONG:
+            self.report(row, f"{length:,} characters; kept, but a transformer reads only its first tokens")
+
+    def report(self, row: int, problem: str) -> None:
+        """Store a message about a row."""
+        self.problems.append(f"{self.where} row {row}: {problem}")
+
+    def checked(self) -> Rows:
+        """Return these rows, or raise an error if there are none."""
+        if not self.texts:
+            reason = f"; bad rows: {len(self.problems)}, the first: {self.problems[0]}" if self.problems else ""
+            raise GraspError(f"{self.where} has no usable rows{reason}")
+        return self
+
+
+class Field(NamedTuple):
+    """A value of a column, or `fault`, the reason why it cannot be read."""
+
+    row: int
+    value: object
+    fault: str = ""
+
+
+class Record(NamedTuple):
+    """The wanted values of a row, or what is wrong with it."""
+
+    row: int
+    values: tuple[Any, ...] = ()
+    fault: str = ""
+    reread: bool = False  # whether the row was read again after an open quote
+
+
+Reader = Callable[[Path, Wanted], Iterator[Record]]
+
+
+def read_rows(path: Path, text: str | Sequence[str], label: str) -> Rows:
+    """Read the columns `text` and `label` of a table, and report bad rows. Several text columns are joined by spaces.
+
+    CSV and TSV files have no types. There, a text may be a number. Labels that are all numbers count by value: 1 and
+    1.0 are one class, and 0.5 is refused. A label of nan is a missing label.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder) / "news.csv"
+    ...     size = file.write_text('text,label\\n"Rates, again",1.0\\n12345,2\\nGoal!\\n')
+    ...     rows = read_rows(file, "text", "label")
+    >>> rows.texts, rows.labels, [problem.split("/")[-1] for problem in rows.problems]
+    (['Rates, again', '12345'], ['1', '2'], ['news.csv row 4: 1 column where the header has 2'])
+    """
+    kind = path.suffix.lower()
+    if not path.exists():
+        raise GraspError(f"there is no file or folder {path}")
+    if kind not in READERS:
+        raise GraspError(f"{path} is not a table; its name must end in one of {', '.join(READERS)}")
+    records: Iterable[Record] = _read(path, READERS[kind], wanted_columns(text, label))
+    rows = Rows(str(path))
+    for record in _with_typed_labels(list(records)) if kind in (".csv", ".tsv") else records:
+        if record.fault:
+            rows.report(record.row, record.fault)
+        else:
+            rows.add(record.row, record.values[:-1], record.values[-1])
+    return rows.checked()
+
+
+def read_column(path: Path, text: str) -> list[Field]:
+    """Read one column of a table, or the lines of any file that ends in .txt.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     size = (Path(folder) / "news.csv").write_text('id,text\\n1,"Rates, again"\\n2\\n')
+    ...     [tuple(field) for field in read_column(Path(folder) / "news.csv", "text")]
+    [(2, 'Rates, again', ''), (3, None, '1 column where the header has 2')]
+    """
+    reader = {".txt": _read_lines, **READERS}.get(path.suffix.lower(), _read_jsonl)
+    found = []
+    for record in _read(path, reader, [("--text", text)]):
+        value = record.values[0] if record.values else None
+        value = value.decode(errors="surrogateescape") if isinstance(value, bytes) else value
+        found.append(Field(record.row, value, record.fault))
+    return found
+
+
+def wanted_columns(text: str | Sequence[str], label: str) -> Wanted:
+    """Return the columns to read, each with the option that sets it."""
+    return [*(("--data.text", name) for name in ([text] if isinstance(text, str) else text)), ("--data.label", label)]
+
+
+def check_columns(where: str, columns: Sequence[str], wanted: Wanted) -> None:
+    """Refuse a table that lacks a wanted column, or has it twice.
+
+    >>> check_columns("news.csv", ["texts", "label"], [("--data.text", "text")])
+    Traceback (most recent call last):
+        ...
+    graspcl.errors.GraspError: news.csv has no column 'text'; its columns are texts, label; did you mean 'texts'? \
+Choose a column with --data.text NAME (in Python: text=)
+    """
+    names = [name for _, name in wanted]
+    if len(set(names)) < len(names):
+        raise GraspError(f"{where}: text and label must be two different columns, got {names[0]!r} for both")
+    if missing := {option: name for option, name in wanted if name not in columns}:
+        # Names may have any encoding, but an error must always be printable.
+        shown = [column.encode(errors="backslashreplace").decode() for column in columns]
+        near = [close for name in missing.values() if (close := _nearest_column(name, shown))]
+        hint = f"; did you mean {' and '.join(map(repr, near))}? Choose" if near else "; choose"
+        arguments = [f"{re.split('[.-]', option)[-1]}=" for option in missing]
+        raise GraspError(
+            f"{where} has no column {' and no column '.join(map(repr, missing.values()))}; its columns are "
+            f"{', '.join(shown)}{hint} a column with {' '.join(f'{option} NAME' for option in missing)} "
+            f"(in Python: {', '.join(arguments)})"
+        )
+    for name in names:
+        if (number := list(columns).count(name)) > 1:
+            raise GraspError(f"{where} has {number} columns called {name!r}; rename or remove all but one")
+
+
+def _nearest_column(name: str, columns: Sequence[str]) -> str | None:
+    # The cutoff keeps 'text' and 'intent' apart.
+    folded = {column.casefold(): column for column in columns}
+    close = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.75)
+    return folded[close[0]] if close else None
+
+
+# -- formats -----------------------------------------------------------------------------------------------------------
+
+
+def _read(path: Path, reader: Reader, wanted: Wanted) -> Iterator[Record]:
+    try:
+        with open(path, "rb") as handle:
+            if handle.read(2) in (b"\xff\xfe", b"\xfe\xff"):
+                raise GraspError(f"{path} is in UTF-16; save it as UTF-8")
+        yield from reader(path, wanted)
+    except OSError as error:
+        raise GraspError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _read_lines(path: Path, wanted: Wanted) -> Iterator[Record]:
+    with open(path, encoding="utf-8-sig", errors="surrogateescape") as lines:
+        for row, line in enumerate(lines, start=1):
+            yield Record(row, (line.rstrip("\n"),))
+
+
+def _read_jsonl(path: Path, wanted: Wanted) -> Iterator[Record]:
+    columns: dict[str, None] = {}  # in the order in which they occur
+    with open(path, "rb") as lines:
+        for row, line in enumerate(lines, start=1):
+            line = (line.removeprefix(_BOM) if row == 1 else line).strip()
+            if not line:
+                continue
+            try:
+                record = json.loads(line.decode(), object_pairs_hook=_json_object)
+            except UnicodeDecodeError:
+                yield Record(row, fault="not UTF-8")
+            except json.JSONDecodeError as error:
+                yield Record(row, fault=f"malformed JSON: {error.msg}, character {error.colno}")
+            except (ValueError, RecursionError) as error:  # numbers too long, objects too deep
+                yield Record(row, fault=f"malformed JSON: {error}")
+            else:
+                if not isinstance(record, dict):
+                    yield Record(row, fault=f"{reprlib.repr(record)} is not an object with columns")
+                    continue
+                columns.update(dict.fromkeys(record))
+                values = tuple(record.get(name) for _, name in wanted)
+                twice = [name for _, name in wanted if record.get(name) is _TWICE]
+                yield Record(row, fault=f"it has {twice[0]!r} twice") if twice else Record(row, values)
+    if columns:
+        check_columns(str(path), list(columns), wanted)
+
+
+_TWICE = object()  # replaces the values of a name that a JSON object has twice
+
+
+def _json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        found[name] = _TWICE if name in found else value
+    return found
+
+
+def _read_parquet(path: Path, wanted: Wanted) -> Iterator[Record]:
+    parquet, pyarrow = require("pyarrow.parquet", "text"), require("pyarrow", "text")
+    names, rows = [name for _, name in wanted], count(1)
+    try:
+        with parquet.ParquetFile(path) as file:
+            check_columns(str(path), file.schema_arrow.names, wanted)
+            for batch in file.iter_batches(columns=names):
+                for values in zip(*(_arrow_values(batch.column(name)) for name in names), strict=True):
+                    yield Record(next(rows), values)
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
+        reason = " ".join(str(error).split())
+        raise GraspError(f"{path} cannot be read as a Parquet file: {reason}") from error
+
+
+def _arrow_values(column: Any) -> list[Any]:
+    """Return the values of a pyarrow column, as bytes if some of its texts are not UTF-8."""
+    try:
+        values: list[Any] = column.to_pylist()
+    except UnicodeDecodeError:
+        values = column.cast("large_binary").to_pylist()
+    return values
+
+
+def _read_delimited(path: Path, wanted: Wanted, delimiter: str = ",") -> Iterator[Record]:
+    """Read a CSV file. If `delimiter` does not split the header, try others."""
+    # Bytes that are not UTF-8 become lone surrogates, so that they spoil only their own row.
+    with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as handle, _no_field_limit():
+        first = handle.readline()
+        if not first:
+            raise GraspError(f"{path} is empty")
+        lines = _Lines(chain([first], handle))
+        reader = csv.reader(lines, delimiter=_delimiter(first, delimiter), strict=True)
+        try:
+            header = [name.strip() for name in next(reader)]
+        except csv.Error as error:
+            raise GraspError(f"{path} row 1, the header, is malformed: {error}") from error
+        check_columns(str(path), header, wanted)
+        places = [header.index(name) for _, name in wanted]
+        for row in count(2):
+            reread = lines.start_row()
+            try:
+                fields = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                lines.give_back()
+                yield Record(row, fault=f"malformed, is a quote left open? ({error})")
+                continue
+            if not fields:
+                continue  # a blank line
+            if len(fields) == len(header):
+                yield Record(row, tuple(fields[place] for place in places), reread=reread)
+            else:
+                found = "1 column" if len(fields) == 1 else f"{len(fields)} columns"
+                yield Record(row, fault=f"{found} where the header has {len(header)}")
+
+
+READERS: dict[str, Reader] = {
+    ".csv": _read_delimited,
+    ".tsv": partial(_read_delimited, delimiter="\t"),
+    ".jsonl": _read_jsonl,
+    ".ndjson": _read_jsonl,
+    ".parquet": _read_parquet,
+}
+"""The reader of a table by the ending of its name."""
+KINDS = (*READERS, ".txt")
+"""Endings of the files that `read_column` accepts."""
+
+
+# -- CSV files ---------------------------------------------------------------------------------------------------------
+
+
+def _delimiter(header: str, usual: str) -> str:
+    """Find the delimiter of a header. Spreadsheets write semicolons where a comma is the decimal separator."""
+    found = (one for one in (usual, ",", ";", "\t") if len(next(csv.reader([header], delimiter=one))) > 1)
+    return next(found, usual)
+
+
+class _Lines(Iterator[str]):
+    """Lines for a CSV reader, which reads an open quote up to the next quote or the end of the file.
+
+    The lines that such a row has swallowed can be given back, except the first, to be read again.
+    """
+
+    def __init__(self, handle: Iterable[str]) -> None:
+        self._handle = iter(handle)
+        self._ahead: deque[str] = deque()
+        self._taken: list[str] = []
+
+    def __next__(self) -> str:
+        line = self._ahead.popleft() if self._ahead else next(self._handle)
+        self._taken.append(line)
+        return line
+
+    def start_row(self) -> bool:
+        """Start a row. Return whether its lines are read again."""
+        self._taken.clear()
+        return bool(self._ahead)
+
+    def give_back(self) -> None:
+        self._ahead.extendleft(reversed(self._taken[1:]))
+
+
+@contextmanager
+def _no_field_limit() -> Iterator[None]:
+    """Lift the csv module's limit of the field size. It is global, so one reader at a time changes and restores it."""
+    with _field_limit_in_use:
+        limit = csv.field_size_limit(_LONGEST_FIELD)
+        try:
+            yield
+        finally:
+            csv.field_size_limit(limit)
+
+
+def _with_typed_labels(records: Sequence[Record]) -> Iterator[Record]:
+    """Convert the labels of a CSV file, which has no types, and refuse doubtful rows after an open quote."""
+    labels = {record.row: record.values[-1].strip() for record in records if not record.fault}
+    # Lines of a text that was cut off must not become rows of new classes; real classes have more than one row.
+    seen = Counter(map(_comparable, labels.values()))
+    doubtful = {record.row for record in records if record.reread and seen[_comparable(labels[record.row])] == 1}
+    named = {label for row, label in labels.items() if row not in doubtful}.difference(_NO_LABEL)
+    numbers = all(_NUMBER.fullmatch(label) for label in named)
+    for record in records:
+        if record.row in doubtful:
+            fault = "read again after a quote left open, and no other row has its label"
+            yield Record(record.row, fault=fault)
+        elif record.fault:
+            yield record
+        else:
+            yield Record(record.row, (*record.values[:-1], _typed_label(labels[record.row], numbers)))
+
+
+def _comparable(label: str) -> str | float:
+    """Return a value that is equal for labels of one class, in case all labels turn out to be numbers."""
+    return float(label) if _NUMBER.fullmatch(label) else label
+
+
+def _typed_label(label: str, numbers: bool) -> object:
+    """Convert a label. Whole numbers stay as written: 007 is a name, and a number may have many digits."""
+    if label in _NO_LABEL:
+        return None
+    if numbers:
+        return float(label) if set(label) & set(".eE") else label.removeprefix("+")
+    return label
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+
+
+class _BadValue(Exception):
+    """The reason why a row cannot be used."""
+
+
+def _as_text(values: Sequence[object]) -> str:
+    if values[0] is None and len(values) == 1:
+        raise _BadValue("no text")
+    texts = [_decoded(value, "text") for value in values]
+    text = texts[0] if len(texts) == 1 else " ".join(str(each) for each in texts if each)
+    if not isinstance(text, str):
+        raise _BadValue(f"text is {reprlib.repr(text)}, not a string")
+    if not text or text.isspace():
+        raise _BadValue("empty text")
+    return text
+
+
+def _as_label(value: object) -> str:
+    """Return the name of a class: a text without spaces around it, a whole number, or true or false."""
+    label = _decoded(value, "label")
+    if isinstance(label, bool):
+        return str(label).lower()
+    if isinstance(label, float) and label.is_integer():
+        label = int(label)  # pandas writes whole numbers so if a column has gaps
+    if isinstance(label, int):
+        return str(label)
+    if (
+        label is None
+        or (isinstance(label, float) and math.isnan(label))
+        or (isinstance(label, str) and not label.strip())
+    ):
+        raise _BadValue("no label")
+    if not isinstance(label, str):
+        raise _BadValue(f"label is {reprlib.repr(label)}, neither text nor a whole number")
+    return label.strip()
+
+
+def _decoded(value: object, what: str) -> object:
+    try:
+        if isinstance(value, str):
+            value.encode()  # fails at lone surrogates, from bad bytes or written out in JSON
+        return value.decode() if isinstance(value, bytes) else value
+    except UnicodeError:
+        raise _BadValue(f"{what} is not UTF-8") from None

@@ -1,0 +1,190 @@
+"""Texts with labels in a table: one file, or files to train and to test on."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from graspcl.checks import Natural, Range, checked
+from graspcl.data.hub import HUB, hub_name, hub_rows, load_splits
+from graspcl.data.samples import Samples, hash_id, labels_of
+from graspcl.data.splits import held_out, rank_in_class
+from graspcl.data.table_reader import READERS, Rows, read_rows
+from graspcl.errors import GraspError
+
+_VALS = ("val", "valid", "validation", "dev")
+Val = Literal["ignore", "train"]
+
+
+@checked
+class TextTable(Samples[list[str]]):
+    """Texts and their classes from two columns of CSV, TSV, JSONL or Parquet files.
+
+    CSV files have a header, are quoted as spreadsheets do, and use commas, or semicolons or tabs if these split the
+    header. They have no types: a text may consist of digits, and labels count as numbers if all of them are, so that
+    1 and 1.0 are one class. In other files texts are strings, and labels are strings or whole numbers. Classes are
+    sorted, by value if all are numbers.
+
+    Rows are left out if they have no text or no label (nan counts as none), a text that is not a string, a fraction as
+    a label, the wrong number of columns, or if they are malformed or not UTF-8. `problems` names each by file and row.
+    It also names texts of more than 20,000 characters, which are kept. `ids` and `version` are hashes of the texts.
+
+    Args:
+        path: one file; a pair of files to train and to test on; a folder with `train.csv` and `test.csv` (or another
+            format); or a data set of the Hugging Face hub as "hf:NAME" or "hf:NAME:CONFIG".
+        text: name of the text column, or names of columns that are joined by spaces.
+        label: name of the label column.
+        test_share: share of each class to test on if there is no test file, chosen by a hash of the text. At least one
+            text, but never the last. Equal texts of a class count once and stay together.
+        test_per_class: number of texts per class to test on instead, or the maximum number taken from a test file.
+        val: "train" adds the file `val` (or `valid`, `validation`, `dev`) to the training texts. "ignore" leaves it
+            out, but tests on it if there is no `test`.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     size = (Path(folder) / "train.csv").write_text("label,text\\n10,tenth\\n9,ninth\\n9,\\n")
+    ...     size = (Path(folder) / "test.csv").write_text("label,text\\n9,also ninth\\n")
+    ...     table = TextTable(folder)
+    >>> table.classes, table.labels.tolist(), table.read(table.test), table.problems[0].split("/")[-1]
+    (['9', '10'], [1, 0, 0], ['also ninth'], 'train.csv row 4: empty text')
+    """
+
+    def __init__(
+        self,
+        path: str | Path | Sequence[str | Path],
+        text: str | Sequence[str] = "text",
+        label: str = "label",
+        test_share: Annotated[float, Range(0, 1, below=True)] = 0.1,
+        test_per_class: Natural | None = None,
+        *,
+        val: Val = "ignore",
+    ) -> None:
+        parts = _read_parts(path, text, label, val)
+        classes = in_class_order(name for part in parts.train for name in part.labels)
+        labels = np.concatenate([labels_of(part.labels, classes, part.where, "texts") for part in parts.all])
+        texts = [each for part in parts.all for each in part.texts]
+        hashes = np.array([hash_id(each) for each in texts], np.int64)
+        if parts.test is None:
+            tested = held_out(labels, hashes, test_share, test_per_class)
+            train, test = np.flatnonzero(~tested), np.flatnonzero(tested)
+        else:
+            train, test = np.split(np.arange(len(texts)), [-len(parts.test.texts)])
+            if test_per_class is not None:
+                test = test[rank_in_class(labels[test], hashes[test]) < test_per_class]
+        used = np.sort(np.concatenate([train, test]))
+        ids = hashes + rank_in_class(hashes)  # equal texts get different ids
+        self._texts = [texts[row] for row in used.tolist()]
+        super().__init__(
+            name=parts.name,
+            version=hashlib.sha256(ids.astype("<i8").tobytes()).hexdigest()[:12],
+            classes=classes,
+            labels=labels[used],
+            ids=ids[used],
+            train=np.searchsorted(used, train),
+            test=np.searchsorted(used, test),
+            options={
+                "text": text,
+                "label": label,
+                "test_share": test_share,
+                "test_per_class": test_per_class,
+                "val": val,
+            },
+            problems=[problem for part in parts.all for problem in part.problems],
+        )
+
+    def read(self, indices: ArrayLike) -> list[str]:
+        return [self._texts[row] for row in self.check(indices).tolist()]
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """The rows to train on, possibly of several files, and the rows to test on, if they are separate."""
+
+    name: str
+    train: list[Rows]
+    test: Rows | None
+
+    @property
+    def all(self) -> list[Rows]:
+        """All rows, with those to test on last."""
+        return self.train if self.test is None else [*self.train, self.test]
+
+
+def _read_parts(path: str | Path | Sequence[str | Path], text: str | Sequence[str], label: str, val: Val) -> _Parts:
+    if not isinstance(path, str | Path):
+        if len(path) != 2:
+            raise GraspError(
+                f"path must be one path, or a pair of files to train and to test on, got {len(path)} paths"
+            )
+        train, test = map(Path, path)
+        return _Parts(train.parent.name or train.stem, [read_rows(train, text, label)], read_rows(test, text, label))
+    if str(path).startswith(HUB):
+        name, config = hub_name(str(path))
+        splits = load_splits(name, config)
+        title = Path(name).name + (f"-{config}" if config else "")
+        return _by_role(title, splits, lambda role: hub_rows(f"{name} {role}", splits[role], text, label), val)
+    folder = Path(path)
+    if not folder.is_dir():
+        return _Parts(folder.stem, [read_rows(folder, text, label)], None)
+    files = table_files(folder)
+    if "train" not in files:
+        raise GraspError(f"{folder} has no training data; add train.csv (or {', '.join([*READERS][1:])})")
+    return _by_role(folder.resolve().name, files, lambda role: read_rows(files[role], text, label), val)
+
+
+def _by_role(name: str, roles: Iterable[str], read: Callable[[str], Rows], val: Val) -> _Parts:
+    """Read the roles to train on, and the one to test on, if any."""
+    found = set(roles)
+    vals = [role for role in _VALS if role in found]
+    tests = ["test"] if "test" in found else vals[:1] if val == "ignore" else []
+    train = [read(role) for role in ["train", *(vals if val == "train" else [])]]
+    return _Parts(name, train, read(tests[0]) if tests else None)
+
+
+def in_class_order(names: Iterable[str]) -> list[str]:
+    """Return the distinct names, sorted: by value if all are whole numbers.
+
+    >>> in_class_order(["10", "9", "9"]), in_class_order(["10", "9", "none"])
+    (['9', '10'], ['10', '9', 'none'])
+    """
+    distinct = sorted(set(names))
+    if all(re.fullmatch(r"-?[0-9]{1,18}", name) for name in distinct):
+        distinct.sort(key=int)
+    return distinct
+
+
+def table_files(folder: Path) -> dict[str, Path]:
+    """Find the tables `train`, `test` and `val` of a folder.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for name in ("train.csv", "oos_test.csv", "test.parquet", "val.txt"):
+    ...         (Path(folder) / name).touch()
+    ...     {role: file.name for role, file in table_files(Path(folder)).items()}
+    {'test': 'test.parquet', 'train': 'train.csv'}
+    """
+    files: dict[str, Path] = {}
+    for file in list_folder(folder):
+        role = file.stem.lower()
+        if role in ("train", "test", *_VALS) and file.suffix.lower() in READERS and file.is_file():
+            if role in files:
+                raise GraspError(
+                    f"{folder} has both {files[role].name} and {file.name}; remove one, or give a pair of files"
+                )
+            files[role] = file
+    return files
+
+
+def list_folder(folder: Path) -> list[Path]:
+    """Return the contents of a folder, sorted, without hidden files."""
+    try:
+        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    except OSError as error:
+        raise GraspError(f"{folder} cannot be read: {error.strerror}") from error
