@@ -86,7 +86,7 @@ class Broken(PlannedPolicy):
 
     needs = frozenset({"labels"})
 
-    def plan(self, session, budget, rng):
+    def plan(self, session):
         raise ZeroDivisionError("nothing [to divide] by")
 
 
