@@ -1,27 +1,50 @@
 """What is stored: columns of arrays, the class index, maintenance rules, bytes."""
 
 from graspcl.buffer.buffer import Buffer, Codes, Placed
-from graspcl.buffer.maintenance import Fifo, GDumb, LargestClass, Maintenance, Reservoir, Ring, rules
-from graspcl.buffer.scored_rules import ByClass, Clib, ExStream, Grasp, Gss, Herding, KMeans, MoF, Rainbow
+from graspcl.buffer.columns import Columns, code_array, finite_tensor, label_array
+from graspcl.buffer.maintenance import (
+    FifoRule,
+    GDumbRule,
+    LargestClassRule,
+    Maintenance,
+    ReservoirRule,
+    RingRule,
+    rules,
+)
+from graspcl.buffer.scored_rules import (
+    ByClassRule,
+    ClibRule,
+    ExStreamRule,
+    GraspRule,
+    GssRule,
+    HerdingRule,
+    KMeansRule,
+    MofRule,
+    RainbowRule,
+)
 
 __all__ = [
     "Buffer",
-    "ByClass",
-    "Clib",
+    "ByClassRule",
+    "ClibRule",
     "Codes",
-    "ExStream",
-    "Fifo",
-    "GDumb",
-    "Grasp",
-    "Gss",
-    "Herding",
-    "KMeans",
-    "LargestClass",
+    "Columns",
+    "ExStreamRule",
+    "FifoRule",
+    "GDumbRule",
+    "GraspRule",
+    "GssRule",
+    "HerdingRule",
+    "KMeansRule",
+    "LargestClassRule",
     "Maintenance",
-    "MoF",
+    "MofRule",
     "Placed",
-    "Rainbow",
-    "Reservoir",
-    "Ring",
+    "RainbowRule",
+    "ReservoirRule",
+    "RingRule",
+    "code_array",
+    "finite_tensor",
+    "label_array",
     "rules",
 ]

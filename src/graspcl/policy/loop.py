@@ -128,7 +128,7 @@ class _Joined(torch.nn.Module):
         self.owner = owner if isinstance(owner, torch.nn.Module) else None
         # In a tuple, so that they are no submodules: `embed` may share layers with the model, and functional_call
         # must find each parameter once.
-        self.functions = model, embed
+        self.functions: tuple[Any, Any] = model, embed
 
     @property
     def head(self) -> Any:
