@@ -214,7 +214,7 @@ class SeedsItself(LargestClassRule):
         (ForgetsIndex, r"slots_of gives slots of another class|classes are not the labels stored"),
         (Forgetful, "must continue as if uninterrupted"),
         (MixesUpColumns, "mine does not belong to its ids"),
-        (SeedsItself, "does it draw from another generator"),
+        (SeedsItself, "does it use another generator"),
     ],
 )
 def test_broken_rules_are_found_out(broken: type[Maintenance], complaint: str) -> None:
