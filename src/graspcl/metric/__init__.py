@@ -1,4 +1,4 @@
-"""The accuracy matrix and all that derives from it, representation drift, and what tells policies apart."""
+"""The accuracy matrix and what derives from it, representation drift, and statistics that compare policies."""
 
 from graspcl.metric.accuracy import Accuracies, accuracies, by_group, head_and_tail, top_k
 from graspcl.metric.drift import DriftSummary, drift, summarise_drift
