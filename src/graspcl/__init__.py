@@ -51,24 +51,9 @@ _HOMES = {
 }
 
 __all__ = [
-    "Budget",
-    "Buffer",
-    "GraspError",
-    "Learner",
-    "PlannedPolicy",
-    "Policy",
-    "Session",
-    "Siesta",
-    "grasp_order",
-    "learners",
-    "load",
-    "load_plugin",
-    "networks",
-    "policies",
-    "prototype_distances",
-    "rehearse",
-    "save",
-]
+    "Budget", "Buffer", "GraspError", "Learner", "PlannedPolicy", "Policy", "Session", "Siesta", "grasp_order",
+    "learners", "load", "load_plugin", "networks", "policies", "prototype_distances", "rehearse", "save",
+]  # fmt: skip
 
 
 def save(path: str | Path, state: Any) -> None:

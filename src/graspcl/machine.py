@@ -141,8 +141,8 @@ def _avoid_amx() -> list[str]:
     if not _reports_amx(_CPUINFO):
         return []
     # DNNL_... is the older spelling, which oneDNN still accepts.
-    if kept := _kept("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"):
-        return kept
+    if theirs := _set_by_user("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"):
+        return theirs
     os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_FP16"
     done = (
         "Set ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16, because bf16 on AMX can end the process with an illegal instruction"
@@ -154,8 +154,8 @@ def _avoid_amx() -> list[str]:
 
 
 def _sleep_when_idle() -> list[str]:
-    if kept := _kept("OMP_WAIT_POLICY"):
-        return kept
+    if theirs := _set_by_user("OMP_WAIT_POLICY"):
+        return theirs
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     if _torch_is_loaded():
         return [
@@ -168,8 +168,8 @@ def _sleep_when_idle() -> list[str]:
 def _keep_memory() -> list[str]:
     if platform.system() != "Linux" or platform.libc_ver()[0] != "glibc":
         return []
-    if kept := _kept("GLIBC_TUNABLES", *sorted(name for name in os.environ if name.startswith("MALLOC_"))):
-        return kept
+    if theirs := _set_by_user("GLIBC_TUNABLES", *sorted(name for name in os.environ if name.startswith("MALLOC_"))):
+        return theirs
     try:
         import ctypes
 
@@ -183,7 +183,7 @@ def _keep_memory() -> list[str]:
     return [f"Set malloc to keep freed memory for the next tensors ({settings})."]
 
 
-def _kept(*names: str) -> list[str]:
+def _set_by_user(*names: str) -> list[str]:
     """One sentence for each environment variable that the user has set."""
     return [f"Kept {name}={os.environ[name]} from the environment." for name in names if name in os.environ]
 

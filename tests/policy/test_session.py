@@ -288,7 +288,7 @@ class PlansTooLittle(PlannedPolicy):
 
 
 def test_a_bad_plan_names_the_policy() -> None:
-    with pytest.raises(GraspError, match=r"policy 'PlansTooLittle' planned slots of shape \(11,\); the budget is 12"):
+    with pytest.raises(GraspError, match=r"policy 'PlansTooLittle' must plan 12 slots, .* got shape \(11,\)"):
         next(batches(PlansTooLittle(), session()))
 
 

@@ -24,27 +24,7 @@ from graspcl.buffer.scored_rules import (
 )
 
 __all__ = [
-    "Buffer",
-    "ByClassRule",
-    "ClibRule",
-    "Codes",
-    "Columns",
-    "ExStreamRule",
-    "FifoRule",
-    "GDumbRule",
-    "GraspRule",
-    "GssRule",
-    "HerdingRule",
-    "KMeansRule",
-    "LargestClassRule",
-    "Maintenance",
-    "MofRule",
-    "Placed",
-    "RainbowRule",
-    "ReservoirRule",
-    "RingRule",
-    "code_array",
-    "finite_tensor",
-    "label_array",
-    "rules",
-]
+    "Buffer", "ByClassRule", "ClibRule", "Codes", "Columns", "ExStreamRule", "FifoRule", "GDumbRule", "GraspRule",
+    "GssRule", "HerdingRule", "KMeansRule", "LargestClassRule", "Maintenance", "MofRule", "Placed", "RainbowRule",
+    "ReservoirRule", "RingRule", "code_array", "finite_tensor", "label_array", "rules",
+]  # fmt: skip

@@ -324,7 +324,7 @@ class Buffer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state from `state_dict` into a buffer made with the same codec, rule and columns."""
         if (kind := type(self.codec).__name__) != state["codec_kind"]:
-            raise GraspError(f"the state has codec {state['codec_kind']}, but this buffer has {kind}")
+            raise GraspError(f"the state was saved with codec {state['codec_kind']}, this one has {kind}")
         columns = dict(state["columns"])
         if columns and (differ := {"codes", *self._declared} ^ columns.keys()):
             raise GraspError(f"the buffer and the state differ in columns: {', '.join(sorted(differ))}")

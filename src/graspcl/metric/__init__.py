@@ -14,20 +14,7 @@ from graspcl.metric.statistics import (
 )
 
 __all__ = [
-    "Accuracies",
-    "DriftSummary",
-    "Interval",
-    "McNemar",
-    "PairedInterval",
-    "accuracies",
-    "by_group",
-    "drift",
-    "head_and_tail",
-    "interval",
-    "mcnemar",
-    "paired_interval",
-    "saved_updates",
-    "summarise_drift",
-    "top_k",
+    "Accuracies", "DriftSummary", "Interval", "McNemar", "PairedInterval", "accuracies", "by_group", "drift",
+    "head_and_tail", "interval", "mcnemar", "paired_interval", "saved_updates", "summarise_drift", "top_k",
     "updates_to_reach",
-]
+]  # fmt: skip

@@ -23,37 +23,11 @@ if TYPE_CHECKING:
     from graspcl.policy.kmeans import KMeans
 
 __all__ = [
-    "Aser",
-    "Budget",
-    "Clib",
-    "Costs",
-    "GradMatching",
-    "Grasp",
-    "Gss",
-    "HardBiased",
-    "IncomingPolicy",
-    "KMeans",
-    "MaxLoss",
-    "MinConfidence",
-    "MinLogitDistance",
-    "MinMargin",
-    "MinRehearsal",
-    "MiniBatch",
-    "Mir",
-    "Mof",
-    "Ocs",
-    "PlannedPolicy",
-    "Policy",
-    "Rainbow",
-    "Session",
-    "Uniform",
-    "UniformBalanced",
-    "batches",
-    "grasp_order",
-    "policies",
-    "prototype_distances",
-    "rehearse",
-]
+    "Aser", "Budget", "Clib", "Costs", "GradMatching", "Grasp", "Gss", "HardBiased", "IncomingPolicy", "KMeans",
+    "MaxLoss", "MinConfidence", "MinLogitDistance", "MinMargin", "MinRehearsal", "MiniBatch", "Mir", "Mof", "Ocs",
+    "PlannedPolicy", "Policy", "Rainbow", "Session", "Uniform", "UniformBalanced", "batches", "grasp_order",
+    "policies", "prototype_distances", "rehearse",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -28,7 +28,6 @@ class Clib(Policy):
     candidates_per_pick: Count = 5
 
     needs = frozenset({"labels", "births", "forward"})
-    balanced = False
     family = "importance"
     cost = "two forward passes per rehearsed sample, one for those of the last mini-batch"
     source = "Koh et al. 2022"

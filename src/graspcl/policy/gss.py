@@ -32,7 +32,6 @@ class Gss(Policy):
     gradients: Kind = "last_layer"
 
     needs = frozenset({"gradients"})
-    balanced = False
     family = "gradient"
     cost = (
         "candidates_per_pick · n + references · reference_size forward passes per mini-batch; "

@@ -91,7 +91,7 @@ def _reporting(policy: Policy, session: Session, buffer: Buffer) -> Iterator[Min
         yield batch
         if "feedback" in policy.needs and not batch._reported:
             raise GraspError(
-                f"policy {policy.called!r} needs feedback: call batch.report(logits) before the next mini-batch"
+                f"policy {policy.display_name!r} needs feedback: call batch.report(logits) before the next mini-batch"
             )
     buffer.settle()
 
@@ -104,11 +104,11 @@ def _check_given(policy: Policy, buffer: Buffer, network: Network | None) -> Non
     ):
         if network is None and needs & policy.needs:
             raise GraspError(
-                f"policy {policy.called!r} reads {what}: give {argument}=, a function from inputs to {what}"
+                f"policy {policy.display_name!r} reads {what}: give {argument}=, a function from inputs to {what}"
             )
     if "new" in policy.needs and (buffer.new.all() or not buffer.new.any()):
         raise GraspError(
-            f"policy {policy.called!r} needs new and old samples, but all {len(buffer)} stored samples are "
+            f"policy {policy.display_name!r} needs new and old samples, but all {len(buffer)} stored samples are "
             f"{'new' if buffer.new.all() else 'old'}. buffer.settle() makes all stored samples old; rehearse() calls "
             "it after its last mini-batch. Samples inserted afterwards are new"
         )

@@ -29,7 +29,6 @@ class Ocs(IncomingPolicy):
     gradients: Kind = "last_layer"
 
     needs = frozenset({"new", "gradients"})
-    balanced = False
     family = "gradient"
     cost = (
         "⌈n/2⌉ + candidates_per_pick · ⌊n/2⌋ forward passes per mini-batch; with full gradients as many backward ones"

@@ -53,7 +53,7 @@ class Policy:
         check_parameters(type(self), self.parameters())
 
     @property
-    def called(self) -> str:
+    def display_name(self) -> str:
         """The name used in messages: the registered name, or else the class name."""
         return self.name or type(self).__name__
 
@@ -115,7 +115,8 @@ class PlannedPolicy(Policy):
         self._next = 0
         if self._plan.shape != (samples,):
             raise GraspError(
-                f"policy {self.called!r} planned slots of shape {self._plan.shape}; the budget is {samples:,} samples"
+                f"policy {self.display_name!r} must plan {samples:,} slots, the session's budget, "
+                f"got shape {self._plan.shape}"
             )
 
     def select(self, session: Session, n: int) -> Array:

@@ -38,7 +38,6 @@ class _ByScore(Policy):
     mode: Mode = "proportional"
 
     largest: ClassVar[bool] = False  # whether large scores come first
-    balanced = False
     family = "score"
 
     def warm_up(self) -> None:
@@ -154,7 +153,7 @@ class _ByLogits(_ByScore):
         columns = logits.shape[1]
         if not 0 <= int(rows.min()) <= int(rows.max()) < columns:
             raise GraspError(
-                f"policy {self.called!r} reads columns {int(rows.min())} … {int(rows.max())} of logits that have "
+                f"policy {self.display_name!r} reads columns {int(rows.min())} … {int(rows.max())} of logits that have "
                 f"{columns}: number classes from 0, or give the session `rows`, which maps labels to columns"
             )
         parts = zip(torch.split(logits, _CHUNK), torch.split(rows, _CHUNK), strict=True)
@@ -163,8 +162,8 @@ class _ByLogits(_ByScore):
         bad = (~scores.isfinite() | logits.amax(1).isnan()).numpy(force=True)
         if bad.any():
             raise GraspError(
-                f"policy {self.called!r}: the logits of {bad.sum()} of {len(bad)} samples are NaN or give no finite "
-                f"score (slots {slots[bad][:5].tolist()})"
+                f"policy {self.display_name!r}: the logits of {bad.sum()} of {len(bad)} samples are NaN or give no "
+                f"finite score (slots {slots[bad][:5].tolist()})"
             )
         return scores.numpy(force=True)
 

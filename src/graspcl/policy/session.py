@@ -128,26 +128,22 @@ class Session:
     @property
     def labels(self) -> Array:
         """Class of each stored sample [N]."""
-        self._allow("labels")
-        return _read_only(self._buffer.labels)
+        return self._stored("labels")
 
     @property
     def ids(self) -> Array:
         """The user's number of each stored sample [N]."""
-        self._allow("ids")
-        return _read_only(self._buffer.ids)
+        return self._stored("ids")
 
     @property
     def births(self) -> Array:
         """When each stored sample arrived, counted in samples offered [N]. It identifies a sample across sessions."""
-        self._allow("births")
-        return _read_only(self._buffer.births)
+        return self._stored("births")
 
     @property
     def new(self) -> Array:
         """Whether each sample arrived since the last session [N], bool."""
-        self._allow("new")
-        return self._buffer.new
+        return self._stored("new")
 
     @property
     def groups(self) -> Groups:
@@ -242,7 +238,9 @@ class Session:
     def _serve(self, policy: Policy, started: bool) -> None:
         """Offer exactly what `policy` declares."""
         if unknown := sorted(policy.needs - QUANTITIES.keys()):
-            raise GraspError(f"policy {policy.called!r} needs {unknown[0]!r}; a session offers {', '.join(QUANTITIES)}")
+            raise GraspError(
+                f"policy {policy.display_name!r} needs {unknown[0]!r}; a session offers {', '.join(QUANTITIES)}"
+            )
         self._needs, self._balanced, self._started = policy.needs, policy.balanced, started
 
     def _allow(self, quantity: str) -> None:
@@ -252,6 +250,10 @@ class Session:
             )
         if self._started and quantity in _AT_START:
             raise GraspError(f"session.{quantity} is measured when a session starts: read it in begin(), keep a copy")
+
+    def _stored(self, quantity: str) -> Array:
+        self._allow(quantity)
+        return _read_only(getattr(self._buffer, quantity))
 
     @cached_property
     def _groups(self) -> Groups:
@@ -406,7 +408,7 @@ def selecting(session: Session) -> Iterator[None]:
 
 
 def _check_slots(policy: Policy, slots: Array, n: int, stored: int) -> None:
-    wanted = f"policy {policy.called!r} must return {n} slots in 0 … {stored - 1}"
+    wanted = f"policy {policy.display_name!r} must return {n} slots in 0 … {stored - 1}"
     if slots.dtype.kind not in "iu" or slots.shape != (n,):
         raise GraspError(f"{wanted}, got {slots.dtype} of shape {slots.shape}")
     if slots.min() < 0 or slots.max() >= stored:

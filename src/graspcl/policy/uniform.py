@@ -18,7 +18,6 @@ class Uniform(PlannedPolicy):
     """p = 1/N: each mini-batch is drawn without replacement from all samples, independently of the others."""
 
     needs = frozenset()
-    balanced = False
     family = "uniform"
     cost = "none"
     source = "Vitter 1985"
