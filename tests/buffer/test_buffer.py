@@ -18,6 +18,7 @@ from graspcl.buffer.capacity import METADATA_BYTES, parse_bytes
 from graspcl.codec import OPQ
 from graspcl.errors import GraspError
 from graspcl.random import generator
+from graspcl.testing.common import seeded
 
 Place = Callable[[], str | Path]
 RULES: list[Callable[[], Maintenance]] = [LargestClassRule, ReservoirRule, FifoRule, lambda: RingRule(per_class=5)]
@@ -180,7 +181,7 @@ def test_too_few_bytes_for_a_sample_are_refused_with_the_number_needed() -> None
 
 
 def test_bytes_pay_for_codes_columns_metadata_and_codec() -> None:
-    latents = torch.randn(300, 16, generator=torch.Generator().manual_seed(0))
+    latents = torch.randn(300, 16, generator=seeded())
     codec = OPQ(codebooks=4, size=16, iterations=2).fit(latents)
     buffer = Buffer("4KB", codec=codec, columns=COLUMNS)
     assert buffer.capacity is None and buffer.nbytes == codec.nbytes == 16 * 16 * 4 + 16 * 16 * 4

@@ -25,6 +25,7 @@ from graspcl.buffer import (
 )
 from graspcl.codec import OPQ, Half
 from graspcl.testing.buffers import check_buffer, check_maintenance
+from graspcl.testing.common import seeded
 
 RULES: list[Callable[[], Maintenance]] = [LargestClassRule, ReservoirRule, FifoRule, lambda: RingRule(per_class=2)]
 NAMES = ["largest_class", "reservoir", "fifo", "ring"]
@@ -71,7 +72,7 @@ def test_a_rule_of_ones_own_with_a_column_of_its_own() -> None:
 
 
 def test_buffers_with_codecs_keep_the_contract(tmp_path: Path) -> None:
-    codec = OPQ(codebooks=2, size=16, iterations=2).fit(torch.randn(200, 4, generator=torch.Generator().manual_seed(0)))
+    codec = OPQ(codebooks=2, size=16, iterations=2).fit(torch.randn(200, 4, generator=seeded()))
     check_buffer(lambda: Buffer(8, codec=codec, storage=mkdtemp(dir=tmp_path)), shape=(4, 3, 2))
     check_buffer(lambda: Buffer("700B", codec=Half(), storage=mkdtemp(dir=tmp_path)), shape=(4,))
 

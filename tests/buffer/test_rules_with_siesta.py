@@ -15,13 +15,14 @@ from graspcl.learner import Optimiser, Siesta, column_shapes
 from graspcl.model import vector_network
 from graspcl.policy import Budget
 from graspcl.testing import check_learner
+from graspcl.testing.common import seeded
 
-INPUTS = torch.randn(100, 12, generator=torch.Generator().manual_seed(0))
+INPUTS = torch.randn(100, 12, generator=seeded())
 LABELS = np.arange(100) // 20
 
 
 def siesta(rule: Maintenance, capacity: int | None = 40, learner: type[Siesta] = Siesta) -> Siesta:
-    network = vector_network(12, hidden=16, embedding=8, generator=torch.Generator().manual_seed(0))
+    network = vector_network(12, hidden=16, embedding=8, generator=seeded())
     buffer = Buffer(capacity, maintenance=rule, columns=column_shapes(rule, network))
     return learner(network, buffer, "uniform", Optimiser(lr=0.1))
 

@@ -30,8 +30,8 @@ def one_thread() -> Iterator[None]:
 
 def latents(*shape: int, seed: int = 0) -> torch.Tensor:
     """Correlated numbers, so that the rotation has something to do."""
-    generator = torch.Generator().manual_seed(seed)
-    mix = torch.randn(shape[1], shape[1], generator=torch.Generator().manual_seed(99))
+    generator = seeded(seed)
+    mix = torch.randn(shape[1], shape[1], generator=seeded(99))
     return torch.einsum("nc...,cd->nd...", torch.randn(*shape, generator=generator), mix)
 
 
@@ -201,6 +201,7 @@ import torch
 from safetensors.torch import load_file
 from graspcl.codec import OPQ
 from graspcl.errors import MissingExtra
+from graspcl.testing.common import seeded
 
 stored = load_file(sys.argv[1])
 codec = OPQ(codebooks=4, size=16)
@@ -227,7 +228,7 @@ def test_once_trained_it_works_without_faiss(tmp_path: Path) -> None:
 
 def test_fewer_vectors_than_dimensions_train_it_too():
     """faiss would end the process."""
-    vectors = torch.randn(120, 192, generator=torch.Generator().manual_seed(0))
+    vectors = torch.randn(120, 192, generator=seeded())
     codec = OPQ(codebooks=8, size=16, iterations=1).fit(vectors)
     back = codec.decode(codec.encode(vectors))
     assert back.shape == vectors.shape and ((back - vectors) ** 2).mean() < (vectors**2).mean()

@@ -9,6 +9,7 @@ from graspcl.codec import OPQ, Half, Identity
 from graspcl.learner import Optimiser, Siesta, column_shapes
 from graspcl.model import vector_network
 from graspcl.policy import Budget, policies
+from graspcl.testing.common import seeded
 
 RNG = np.random.default_rng(0)
 LABELS = np.arange(48) % 6
@@ -27,7 +28,7 @@ def test_every_policy_with_every_rule_and_codec(policy, opq):
     codecs, first = (Identity(), Half(), opq), policies.names().index(policy)
     for number, name in enumerate(rules.names(), start=first):
         codec = codecs[number % 3]
-        network = vector_network(8, hidden=8, embedding=4, generator=torch.Generator().manual_seed(0))
+        network = vector_network(8, hidden=8, embedding=4, generator=seeded())
         rule = rules.create(name, **({"per_class": 4} if name == "ring" else {}))
         buffer = Buffer(24, codec, rule, column_shapes(rule, network))
         learner = Siesta(network, buffer, policies.create(policy), Optimiser(lr=0.1))
