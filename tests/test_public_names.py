@@ -1,5 +1,7 @@
 """What `graspcl` offers at its top, loaded when it is used."""
 
+import importlib
+import pkgutil
 import subprocess
 import sys
 
@@ -62,3 +64,11 @@ def test_objects_are_saved_by_their_state(tmp_path):
     graspcl.save(tmp_path / "plain", {"x": np.arange(3), "n": [None, 0.5]})
     found = graspcl.load(tmp_path / "plain")
     assert found["x"].tolist() == [0, 1, 2] and found["n"] == [None, 0.5]
+
+
+@pytest.mark.parametrize("room", ["bench", "buffer", "codec", "metric", "policy", "testing"])
+def test_no_submodule_is_hidden_by_a_name_of_its_package(room):
+    package = importlib.import_module(f"graspcl.{room}")
+    for module in pkgutil.iter_modules(package.__path__):
+        loaded = importlib.import_module(f"graspcl.{room}.{module.name}")
+        assert getattr(package, module.name) is loaded

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 from graspcl.codec import OPQ
 from graspcl.errors import GraspError, MissingExtra
+from graspcl.testing.common import seeded
 
 faiss = pytest.importorskip("faiss")
 
@@ -201,7 +202,6 @@ import torch
 from safetensors.torch import load_file
 from graspcl.codec import OPQ
 from graspcl.errors import MissingExtra
-from graspcl.testing.common import seeded
 
 stored = load_file(sys.argv[1])
 codec = OPQ(codebooks=4, size=16)

@@ -1,7 +1,7 @@
 """The accuracy matrix and what derives from it, representation drift, and statistics that compare policies."""
 
 from graspcl.metric.accuracy import Accuracies, accuracies, by_group, head_and_tail, top_k
-from graspcl.metric.drift import DriftSummary, drift, summarise_drift
+from graspcl.metric.representation_drift import DriftSummary, drift, summarise_drift
 from graspcl.metric.statistics import (
     Interval,
     McNemar,
