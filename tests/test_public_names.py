@@ -22,7 +22,7 @@ def test_dir_shows_the_public_names_and_the_submodules():
     assert set(graspcl.__all__) == PUBLIC
     shown = set(dir(graspcl))
     assert shown > PUBLIC
-    for name in shown:
+    for name in sorted(shown):
         found = getattr(graspcl, name)
         assert name in PUBLIC or found.__name__ == f"graspcl.{name}"
 
