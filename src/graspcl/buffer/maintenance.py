@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -107,11 +109,14 @@ class Maintenance:
         """Called after samples moved to other slots, for a rule that remembers slots."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the rule remembers between calls."""
-        return {}
+        """Return what the rule remembers between calls: its fields with `init=False`, without leading underscores."""
+        fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(self) if dataclasses.is_dataclass(self) else ()
+        return {f.name.lstrip("_"): copy.deepcopy(getattr(self, f.name)) for f in fields if not f.init}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state from `state_dict`."""
+        for name, value in state.items():
+            setattr(self, f"_{name}", copy.deepcopy(value))
 
 
 def _feature_gradients(
@@ -226,12 +231,6 @@ class FifoRule(Maintenance):
         in_order = bool((queue == np.arange(len(queue))).all())
         self._head, self._queue = 0, queue[:0] if in_order else queue
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"queue": self._queue.copy(), "head": self._head}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._queue, self._head = np.array(state["queue"]), int(state["head"])
-
 
 @rules.register("ring")
 @dataclass
@@ -273,12 +272,6 @@ class RingRule(Maintenance):
         buffer.index.sort_runs(buffer.births)
         self._written = np.bincount(buffer.labels, minlength=len(self._written))
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"written": self._written.copy()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._written = np.array(state["written"])
-
 
 @rules.register("gdumb")
 @dataclass
@@ -290,23 +283,17 @@ class GDumbRule(Maintenance):
     slots are free, every sample is kept; the paper's listing tests the share even then.
     """
 
-    _seen: set[int] = field(default_factory=set, init=False, repr=False)
+    _seen: Array = field(default_factory=lambda: np.empty(0, np.int64), init=False, repr=False)
 
     def replace(self, buffer: Buffer, labels: Array, rng: np.random.Generator) -> Array:
-        self._seen.update(buffer.classes.tolist())  # classes vanish from a buffer only here and in shrink
+        self._seen = np.union1d(self._seen, buffer.classes)  # classes vanish from a buffer only here and in shrink
         slots = np.full(len(labels), -1, np.int64)
         for i, label in enumerate(labels.tolist()):
-            self._seen.add(label)
+            self._seen = self._seen if label in self._seen else np.union1d(self._seen, [label])
             if len(buffer.slots_of(label)) * len(self._seen) < len(buffer):
                 slots[i] = buffer.index.replace_largest(labels[i : i + 1], rng)[0]
         return slots
 
     def shrink(self, buffer: Buffer, excess: int, rng: np.random.Generator) -> Array:
-        self._seen.update(buffer.classes.tolist())
+        self._seen = np.union1d(self._seen, buffer.classes)
         return buffer.index.remove_largest(excess, rng)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"seen": np.array(sorted(self._seen), np.int64)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._seen = set(np.array(state["seen"]).tolist())
