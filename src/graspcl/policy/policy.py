@@ -100,7 +100,14 @@ class Policy:
 
 
 class PlannedPolicy(Policy):
-    """A policy that draws the whole session before training begins. A subclass must define `plan`."""
+    """A policy that draws the whole session before training begins. A subclass must define `plan`.
+
+    >>> class OldestFirst(PlannedPolicy):
+    ...     needs = {"births"}
+    ...
+    ...     def plan(self, session):
+    ...         return np.resize(session.births.argsort(), session.budget.samples)
+    """
 
     _plan: Array
     _next: int

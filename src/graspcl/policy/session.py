@@ -97,6 +97,12 @@ class Session:
         needs: the quantities that can be read; all by default. `batches` sets the policy's own.
         lr: learning rate of the next update, for policies that look one step ahead.
         groups_by: column of the buffer, such as the task, used instead of the class for balance and prototypes.
+
+    >>> buffer = Buffer()
+    >>> _ = buffer.insert(torch.eye(3), labels=[0, 0, 1])
+    >>> session = Session(buffer, Budget(2, 2), np.random.default_rng(0), torch.nn.Identity(), needs={"distances"})
+    >>> len(session), session.budget.samples, session.distances.round(2).tolist()
+    (3, 4, [0.29, 0.29, 0.0])
     """
 
     def __init__(
