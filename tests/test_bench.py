@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from graspcl.bench import BENCHES, network, run_benches
-from graspcl.bench.figure import Figure
+from graspcl.bench.bars import Bar
 from graspcl.bench.network import Rate
 from graspcl.errors import GraspError, MissingExtra
 
@@ -21,9 +21,9 @@ def test_bars_are_met(name, capsys):
 
 
 def test_a_bar_can_be_missed():
-    assert Figure("b", "w", 4.9, bar=5).ok is False and Figure("b", "w", 5.1, bar=5, at_least=False).ok is False
-    assert "MISSED" in Figure("b", "w", 4.9, bar=5).line()
-    assert Figure("b", "w", 1.0).ok
+    assert Bar("b", "w", 4.9, bar=5).ok is False and Bar("b", "w", 5.1, bar=5, at_least=False).ok is False
+    assert "MISSED" in Bar("b", "w", 4.9, bar=5).line()
+    assert Bar("b", "w", 1.0).ok
 
 
 STAGES = [

@@ -16,7 +16,7 @@ SOURCE = Path(graspcl.__file__).parent
 # Who may import whom among the rooms. The modules beside the rooms (`OPEN` below) are open to all.
 PARTS = {"buffer", "codec", "policy", "model", "learner", "stream", "data"}
 MAY_IMPORT = {
-    "buffer": set(),
+    "buffer": {"codec"},
     "codec": set(),
     "policy": {"buffer"},
     "model": set(),

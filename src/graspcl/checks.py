@@ -167,3 +167,42 @@ def _described(kind: Any) -> str:
         *first, last = (repr(choice) for choice in inner)
         return f"{', '.join(first)} or {last}" if first else last
     return _WORDS.get(kind, getattr(kind, "__name__", str(kind)))
+
+
+def numbers(name: str, values: Any, dimensions: int = 1, empty: bool = True) -> Array:
+    """Return `values` as a float64 array; refuse NaN, infinity, other dimensions and, unless `empty`, no entries.
+
+    >>> numbers("values", [1, float("nan")])
+    Traceback (most recent call last):
+        ...
+    graspcl.errors.GraspError: values must be finite: 1 of 2 numbers are NaN or infinite
+    """
+    try:
+        array = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise GraspError(f"{name} must be an array of numbers ({error})") from error
+    if array.ndim != dimensions:
+        raise GraspError(f"{name} must have {dimensions} dimension{'s'[: dimensions > 1]}, got shape {array.shape}")
+    if broken := int(array.size - np.isfinite(array).sum()):
+        raise GraspError(f"{name} must be finite: {broken} of {array.size} numbers are NaN or infinite")
+    if not (empty or array.size):
+        raise GraspError(f"{name} must not be empty")
+    return array
+
+
+def aligned(**arrays: Any) -> list[Array]:
+    """Return vectors as arrays; refuse other dimensions and different lengths.
+
+    >>> aligned(predictions=[1], labels=[1, 2])
+    Traceback (most recent call last):
+        ...
+    graspcl.errors.GraspError: predictions and labels must have the same length, got 1 and 2
+    """
+    found = {name: np.asarray(values) for name, values in arrays.items()}
+    for name, array in found.items():
+        if array.ndim != 1:
+            raise GraspError(f"{name} must have 1 dimension, got shape {array.shape}")
+    lengths = [len(array) for array in found.values()]
+    if len(set(lengths)) > 1:
+        raise GraspError(f"{' and '.join(found)} must have the same length, got {' and '.join(map(str, lengths))}")
+    return list(found.values())

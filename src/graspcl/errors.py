@@ -1,4 +1,4 @@
-"""Errors meant for people: what was wrong, where, and what would be right."""
+"""Errors for users: what is wrong, where, and what to do."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from types import ModuleType
 
 
 class GraspError(Exception):
-    """A mistake that the user can mend. The command line prints its text alone, without a traceback."""
+    """An error that the user can fix. The command line prints only its message, without a traceback."""
 
 
 class MissingExtra(GraspError):
-    """A part of graspcl needs a package that is not installed."""
+    """An optional package is not installed."""
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """A hint naming the valid word closest to `name`, or all of them when none is close.
+    """Return a hint with the valid name closest to `name`, or with all of them if none is close.
 
     >>> nearest("graps", ["grasp", "uniform"])
     "did you mean 'grasp'?"
@@ -29,7 +29,7 @@ def nearest(name: str, valid: Iterable[str]) -> str:
 
 
 def expect(name: str, value: object, kind: type) -> None:
-    """Refuse a setting of another kind: a number where one is due, and nothing but true or false for a switch.
+    """Raise an error unless `value` is of `kind`: `float` for any finite number, or `bool`.
 
     >>> expect("teacher", "no", bool)
     Traceback (most recent call last):
@@ -42,7 +42,7 @@ def expect(name: str, value: object, kind: type) -> None:
 
 
 def require(module: str, extra: str) -> ModuleType:
-    """Import an optional `module`, or say in one line which extra of graspcl brings it.
+    """Import an optional `module`, or raise an error that names the extra of graspcl to install.
 
     >>> require("json", "demo").__name__
     'json'

@@ -1,4 +1,4 @@
-"""What a machine needs before torch starts: one place, called once, never against the user's own settings."""
+"""Prepare a machine before torch starts: once, in one place, and never against the user's own settings."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 _CPUINFO = Path("/proc/cpuinfo")
-# Parameter numbers from glibc's malloc.h, with the values that keep freed tensors for reuse.
+# Parameter numbers from glibc's malloc.h, and values that keep freed tensors for reuse.
 _MALLOPT = {"M_MMAP_MAX": (-4, 0), "M_TRIM_THRESHOLD": (-1, 2**31 - 1), "M_TOP_PAD": (-2, 2**28)}
-# What training and prediction do in bf16: products, convolutions (plain and depthwise) and attention, with gradients.
+# What training and prediction compute in bf16: products, convolutions and attention, with gradients.
 _BF16 = """
 import torch
 from torch.nn import functional as F
@@ -29,9 +29,9 @@ found = [
     F.scaled_dot_product_attention(tokens, tokens, tokens),
 ]
 sum(part.float().sum() for part in found).backward()
-assert (found[0] == 64).all() and images.grad.isfinite().all(), "bf16 products come out wrong"
+assert (found[0] == 64).all() and images.grad.isfinite().all(), "bf16 products are wrong"
 """
-# A process that dies is not to leave its memory behind as a file.
+# A process that crashes must not leave a core file.
 _NO_CORE = """
 try:
     import resource
@@ -39,20 +39,21 @@ try:
 except (ImportError, ValueError, OSError):
     pass
 """
-_set_late: set[str] = set()  # variables that prepare() set when torch was loaded, and had perhaps read them, already
+_set_late: set[str] = set()  # variables that prepare() set after torch was imported, perhaps too late
 
 
 def prepare() -> list[str]:
-    """Make this process ready for torch on a CPU; best called before torch is imported.
+    """Prepare this process for torch on a CPU. Call it before torch is imported; it does not import torch itself.
 
-    Returns one sentence per thing done, kept as the user had set it, or come too late for. Later calls change nothing
-    and return the same sentences. torch itself is not imported.
+    - On CPUs that report AMX, oneDNN uses only the instruction sets below it. Under some hypervisors bf16 on AMX ends
+      the process with an illegal instruction, and torch cannot tell. `ONEDNN_MAX_CPU_ISA=DEFAULT` keeps AMX.
+    - Idle OpenMP threads sleep instead of spinning, which slows down every other process on a shared machine.
+    - glibc keeps freed memory instead of returning large tensors on every free. In return, the process does not shrink
+      below its peak. Any `MALLOC_...` or `GLIBC_TUNABLES` in the environment leaves malloc alone.
 
-    - On CPUs that report AMX, oneDNN is held to the instruction sets below it: under some hypervisors bf16 on AMX ends
-      the process with an illegal instruction, and no query of torch tells. `ONEDNN_MAX_CPU_ISA=DEFAULT` keeps AMX.
-    - Idle OpenMP threads sleep instead of spinning, which starves every other process on a shared machine.
-    - glibc keeps freed memory instead of giving large tensors back on every free. The price: the process does not
-      shrink below its peak. Any `MALLOC_...` or `GLIBC_TUNABLES` in the environment leaves malloc alone.
+    Returns:
+        One sentence for each thing that was done, left as the user had set it, or came too late. Later calls change
+        nothing and return the same sentences.
 
     >>> prepare() == prepare()
     True
@@ -66,7 +67,7 @@ def _prepared() -> tuple[str, ...]:
 
 
 def cores() -> int:
-    """Processors this process may use.
+    """Return the number of processors this process may use.
 
     >>> cores() >= 1
     True
@@ -75,9 +76,9 @@ def cores() -> int:
 
 
 def flush_denormals() -> bool:
-    """Let torch treat denormal floats as zero, and say whether this CPU can; networks near zero run many times faster.
+    """Let torch treat denormal floats as zero; return whether this CPU can. Networks near zero run many times faster.
 
-    This is a state of the calling thread, inherited by the threads it starts: call it before the first operation.
+    This applies to the calling thread and the threads it starts later: call it before the first operation.
 
     >>> import torch
     >>> can = flush_denormals()
@@ -91,18 +92,22 @@ def flush_denormals() -> bool:
 
 @functools.cache
 def can_bf16(program: str = _BF16, timeout: float = 120.0) -> str | None:
-    """Why bf16 cannot be used on this CPU; None if it can.
+    """Return why bf16 cannot be used on this CPU, or None if it can.
 
-    No query of torch tells: where it does not work the process may end on an illegal instruction. So a child process
-    with the settings of this one tries it, once per process, for some seconds. `program` is what the child runs.
+    torch cannot tell, and where bf16 does not work, the process may end with an illegal instruction. So a child process
+    with the same settings tries it, once per process, for some seconds.
+
+    Args:
+        program: the code that the child runs.
+        timeout: seconds until the child is stopped.
 
     >>> can_bf16("pass")
     >>> can_bf16("raise ValueError('no such type')")
     'a process that tried it ended with: ValueError: no such type'
     """
     if not sys.executable:
-        return "it cannot be tried, since this Python does not know its own program"
-    # What came too late for this process must not save the child either.
+        return "it cannot be tried: this Python does not know its own executable"
+    # Settings that came too late for this process must not help the child either.
     environment = {name: value for name, value in os.environ.items() if name not in _set_late}
     try:
         child = subprocess.run(
@@ -135,9 +140,9 @@ def _how_it_ended(child: subprocess.CompletedProcess[str]) -> str:
 def _avoid_amx() -> list[str]:
     if not _reports_amx(_CPUINFO):
         return []
-    # DNNL_... is the older spelling, which oneDNN still obeys.
-    if kept := _kept("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"):
-        return kept
+    # DNNL_... is the older spelling, which oneDNN still accepts.
+    if theirs := _set_by_user("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"):
+        return theirs
     os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_FP16"
     done = (
         "Set ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16, because bf16 on AMX can end the process with an illegal instruction"
@@ -149,8 +154,8 @@ def _avoid_amx() -> list[str]:
 
 
 def _sleep_when_idle() -> list[str]:
-    if kept := _kept("OMP_WAIT_POLICY"):
-        return kept
+    if theirs := _set_by_user("OMP_WAIT_POLICY"):
+        return theirs
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     if _torch_is_loaded():
         return [
@@ -163,23 +168,23 @@ def _sleep_when_idle() -> list[str]:
 def _keep_memory() -> list[str]:
     if platform.system() != "Linux" or platform.libc_ver()[0] != "glibc":
         return []
-    if kept := _kept("GLIBC_TUNABLES", *sorted(name for name in os.environ if name.startswith("MALLOC_"))):
-        return kept
+    if theirs := _set_by_user("GLIBC_TUNABLES", *sorted(name for name in os.environ if name.startswith("MALLOC_"))):
+        return theirs
     try:
         import ctypes
 
         mallopt = ctypes.CDLL(None).mallopt
     except (ImportError, OSError, AttributeError):
-        return ["Left malloc as it is: its settings cannot be reached from here."]
+        return ["Left malloc unchanged: its settings cannot be reached from here."]
     refused = [name for name, (number, value) in _MALLOPT.items() if mallopt(number, value) != 1]
     if refused:
-        return [f"Could not tell malloc to keep freed memory: it refused {', '.join(refused)}."]
+        return [f"malloc refused to keep freed memory ({', '.join(refused)})."]
     settings = ", ".join(f"{name}={value}" for name, (_, value) in _MALLOPT.items())
-    return [f"Told malloc to keep freed memory for the next tensors ({settings})."]
+    return [f"Set malloc to keep freed memory for the next tensors ({settings})."]
 
 
-def _kept(*names: str) -> list[str]:
-    """A sentence for each of the environment variables that the user has set."""
+def _set_by_user(*names: str) -> list[str]:
+    """One sentence for each environment variable that the user has set."""
     return [f"Kept {name}={os.environ[name]} from the environment." for name in names if name in os.environ]
 
 

@@ -1,7 +1,7 @@
-"""One seed makes independent named generators; nothing in graspcl touches a global one.
+"""Independent named generators from one seed. Nothing in graspcl uses a global generator.
 
-The names are the places where chance enters a run: `stream` (order of arrival), `init` (weights), `buffer` (eviction),
-`policy` (selection) and `loader` (order of batches). Changing what one of them consumes leaves the others as they were.
+The names are the places where a run is random: `stream` (order of arrival), `init` (weights), `buffer` (eviction),
+`policy` (selection) and `loader` (order of batches). Draws of one generator do not affect the others.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def generator(seed: int, name: str) -> np.random.Generator:
-    """The numpy generator called `name` of a run with this seed.
+    """Return the numpy generator `name` of a run with this seed.
 
     >>> bool(generator(0, "policy").random() == generator(0, "policy").random())
     True
@@ -26,14 +26,14 @@ def generator(seed: int, name: str) -> np.random.Generator:
 
 
 def torch_generator(seed: int, name: str) -> torch.Generator:
-    """The torch generator called `name` (on the CPU, so that a run is the same on every device)."""
+    """Return the torch generator `name`, on the CPU, so that a run is the same on every device."""
     import torch
 
     return torch.Generator().manual_seed(int(generator(seed, name).integers(2**63)))
 
 
 def rng_state(rng: np.random.Generator) -> dict[str, Any]:
-    """A generator's state as plain numbers, fit for JSON.
+    """Return the state of a generator as plain numbers that fit into JSON.
 
     >>> rng = generator(0, "policy"); state = rng_state(rng); first = rng.random()
     >>> restore_rng(rng, state); bool(rng.random() == first)
@@ -43,5 +43,5 @@ def rng_state(rng: np.random.Generator) -> dict[str, Any]:
 
 
 def restore_rng(rng: np.random.Generator, state: dict[str, Any]) -> None:
-    """Put a generator back into a state taken by `rng_state`."""
+    """Restore the state of a generator from `rng_state`."""
     rng.bit_generator.state = state

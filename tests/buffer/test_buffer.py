@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 import torch
 
-from graspcl.buffer import Buffer, Fifo, LargestClass, Maintenance, Reservoir, Ring
+from graspcl.buffer import Buffer, FifoRule, LargestClassRule, Maintenance, ReservoirRule, RingRule
 from graspcl.buffer.capacity import METADATA_BYTES, parse_bytes
 from graspcl.codec import OPQ
 from graspcl.errors import GraspError
 from graspcl.random import generator
+from graspcl.testing.common import seeded
 
 Place = Callable[[], str | Path]
-RULES: list[Callable[[], Maintenance]] = [LargestClass, Reservoir, Fifo, lambda: Ring(per_class=5)]
+RULES: list[Callable[[], Maintenance]] = [LargestClassRule, ReservoirRule, FifoRule, lambda: RingRule(per_class=5)]
 NAMES = ["largest_class", "reservoir", "fifo", "ring"]
 COLUMNS = {"loss": ((), np.float32), "margin": ((2,), np.float64)}
 
@@ -93,7 +94,7 @@ def test_a_folder_that_holds_arrays_is_not_overwritten(tmp_path: Path) -> None:
     first = Buffer(storage=tmp_path)
     first.insert(np.ones((50, 3), np.float32), np.zeros(50, int))
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(GraspError, match="holds arrays already; give a buffer a folder of its own"):
+    with pytest.raises(GraspError, match="already holds arrays; give the buffer an empty folder"):
         Buffer(storage=tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
@@ -119,7 +120,7 @@ def test_inputs_of_any_kind_are_stored_in_their_own_type(storage: Place) -> None
 
 
 def test_what_was_fetched_stays_when_its_slot_is_overwritten(storage: Place) -> None:
-    buffer = Buffer(1, maintenance=Fifo(), storage=storage())
+    buffer = Buffer(1, maintenance=FifoRule(), storage=storage())
     buffer.insert(np.ones((1, 2), np.float32), [0])
     inputs, _ = buffer.fetch([0])
     buffer.insert(np.zeros((1, 2), np.float32), [0])
@@ -180,7 +181,7 @@ def test_too_few_bytes_for_a_sample_are_refused_with_the_number_needed() -> None
 
 
 def test_bytes_pay_for_codes_columns_metadata_and_codec() -> None:
-    latents = torch.randn(300, 16, generator=torch.Generator().manual_seed(0))
+    latents = torch.randn(300, 16, generator=seeded())
     codec = OPQ(codebooks=4, size=16, iterations=2).fit(latents)
     buffer = Buffer("4KB", codec=codec, columns=COLUMNS)
     assert buffer.capacity is None and buffer.nbytes == codec.nbytes == 16 * 16 * 4 + 16 * 16 * 4
@@ -206,7 +207,7 @@ def test_metadata_takes_no_more_bytes_than_it_is_charged(rule: str, arrival: str
     The allowance is for two and more classes, of twenty and more samples on average.
     """
     number, rng = 10_000, np.random.default_rng(0)
-    maintenance = Ring(per_class=number // classes) if rule == "ring" else rule
+    maintenance = RingRule(per_class=number // classes) if rule == "ring" else rule
     buffer = Buffer(number, maintenance=maintenance, columns={"loss": ((), np.float32)})
     labels = np.repeat(np.arange(classes), 3 * number // classes)
     if arrival == "mixed":

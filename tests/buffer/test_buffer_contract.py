@@ -12,11 +12,22 @@ import numpy as np
 import pytest
 import torch
 
-from graspcl.buffer import Buffer, ByClass, Fifo, LargestClass, Maintenance, Placed, Reservoir, Ring, rules
+from graspcl.buffer import (
+    Buffer,
+    ByClassRule,
+    FifoRule,
+    LargestClassRule,
+    Maintenance,
+    Placed,
+    ReservoirRule,
+    RingRule,
+    rules,
+)
 from graspcl.codec import OPQ, Half
 from graspcl.testing.buffers import check_buffer, check_maintenance
+from graspcl.testing.common import seeded
 
-RULES: list[Callable[[], Maintenance]] = [LargestClass, Reservoir, Fifo, lambda: Ring(per_class=2)]
+RULES: list[Callable[[], Maintenance]] = [LargestClassRule, ReservoirRule, FifoRule, lambda: RingRule(per_class=2)]
 NAMES = ["largest_class", "reservoir", "fifo", "ring"]
 
 
@@ -45,7 +56,7 @@ def test_rules_that_know_more_than_labels_keep_the_contract(name: str, tmp_path:
 
 
 @dataclass
-class Smallest(ByClass):
+class Smallest(ByClassRule):
     """Somebody's own rule with a column of its own: the shortest vectors go."""
 
     columns = frozenset({"mine"})
@@ -61,7 +72,7 @@ def test_a_rule_of_ones_own_with_a_column_of_its_own() -> None:
 
 
 def test_buffers_with_codecs_keep_the_contract(tmp_path: Path) -> None:
-    codec = OPQ(codebooks=2, size=16, iterations=2).fit(torch.randn(200, 4, generator=torch.Generator().manual_seed(0)))
+    codec = OPQ(codebooks=2, size=16, iterations=2).fit(torch.randn(200, 4, generator=seeded()))
     check_buffer(lambda: Buffer(8, codec=codec, storage=mkdtemp(dir=tmp_path)), shape=(4, 3, 2))
     check_buffer(lambda: Buffer("700B", codec=Half(), storage=mkdtemp(dir=tmp_path)), shape=(4,))
 
@@ -127,14 +138,14 @@ class LeavesColumnsBehind(Buffer):
 @pytest.mark.parametrize(
     ("broken", "complaint"),
     [
-        (ForgetsLabels, "labels went astray"),
+        (ForgetsLabels, "labels do not belong to their ids"),
         (SilentAboutEvictions, "reports evictions from slots"),
-        (FetchesNeighbours, "another sample than its id names"),
-        (AliasedState, "must go on as if uninterrupted"),
-        (ForgetsGenerator, "must go on as if uninterrupted"),
+        (FetchesNeighbours, "fetch returns another sample"),
+        (AliasedState, "must continue as if uninterrupted"),
+        (ForgetsGenerator, "must continue as if uninterrupted"),
         (AcceptsNan, "must refuse NaN"),
         (GloballyRandom, "torch's global generator"),
-        (LeavesColumnsBehind, "another sample than its id names"),
+        (LeavesColumnsBehind, "fetch returns another sample"),
     ],
 )
 def test_broken_buffers_are_found_out(broken: type[Buffer], complaint: str) -> None:
@@ -151,7 +162,7 @@ def test_buffers_that_differ_from_each_other_are_found_out() -> None:
 # -- broken rules ----------------------------------------------------------------------------------------------------
 
 
-class StaleSizes(LargestClass):
+class StaleSizes(LargestClassRule):
     """Chooses the largest class once per batch, not before every sample."""
 
     def replace(self, buffer: Buffer, labels: np.ndarray[Any, Any], rng: np.random.Generator) -> np.ndarray[Any, Any]:
@@ -161,7 +172,7 @@ class StaleSizes(LargestClass):
         return slots
 
 
-class Overflowing(Reservoir):
+class Overflowing(ReservoirRule):
     """Never evicts."""
 
     def place(self, buffer: Buffer, labels: np.ndarray[Any, Any], rng: np.random.Generator) -> np.ndarray[Any, Any]:
@@ -169,7 +180,7 @@ class Overflowing(Reservoir):
         return buffer.append(labels)
 
 
-class ForgetsIndex(Fifo):
+class ForgetsIndex(FifoRule):
     """Takes slots without telling the class index."""
 
     def replace(self, buffer: Buffer, labels: np.ndarray[Any, Any], rng: np.random.Generator) -> np.ndarray[Any, Any]:
@@ -184,14 +195,14 @@ class MixesUpColumns(Smallest):
 
 
 @dataclass
-class Forgetful(Fifo):
+class Forgetful(FifoRule):
     """Keeps no state."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"queue": np.empty(0, np.int32), "head": 0}
 
 
-class SeedsItself(LargestClass):
+class SeedsItself(LargestClassRule):
     def replace(self, buffer: Buffer, labels: np.ndarray[Any, Any], rng: np.random.Generator) -> np.ndarray[Any, Any]:
         return super().replace(buffer, labels, np.random.default_rng())
 
@@ -202,9 +213,9 @@ class SeedsItself(LargestClass):
         (StaleSizes, "treats a batch unlike its samples one by one"),
         (Overflowing, "more than its capacity"),
         (ForgetsIndex, r"slots_of gives slots of another class|classes are not the labels stored"),
-        (Forgetful, "must go on as if uninterrupted"),
-        (MixesUpColumns, "mine went astray"),
-        (SeedsItself, "does it draw from another generator"),
+        (Forgetful, "must continue as if uninterrupted"),
+        (MixesUpColumns, "mine does not belong to its ids"),
+        (SeedsItself, "does it use another generator"),
     ],
 )
 def test_broken_rules_are_found_out(broken: type[Maintenance], complaint: str) -> None:

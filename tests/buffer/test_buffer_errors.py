@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from graspcl.buffer import Buffer, Fifo, LargestClass, Maintenance, Reservoir, Ring
+from graspcl.buffer import Buffer, FifoRule, LargestClassRule, Maintenance, ReservoirRule, RingRule
 from graspcl.errors import GraspError
 
 INPUTS, LABELS = np.ones((3, 2), np.float32), [0, 1, 0]
@@ -34,25 +34,25 @@ def snapshot(buffer: Buffer) -> Any:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"inputs": np.ones((3, 5), np.float32)}, r"stores codes of shape \(2,\), not \(5,\)"),
-        ({"inputs": np.ones((3, 2, 1), np.float32)}, r"stores codes of shape \(2,\), not \(2, 1\)"),
-        ({"inputs": np.ones((3, 2), np.complex64)}, "stores codes of type float32, not complex64"),
+        ({"inputs": np.ones((3, 5), np.float32)}, r"stores codes of shape \(2,\), got \(5,\)"),
+        ({"inputs": np.ones((3, 2, 1), np.float32)}, r"stores codes of shape \(2,\), got \(2, 1\)"),
+        ({"inputs": np.ones((3, 2), np.complex64)}, "stores codes of type float32, got complex64"),
         ({"inputs": np.float32(1)}, "one row per sample"),
-        ({"labels": [0, 1]}, "3 inputs came with 2 labels; there must be one label per input"),
-        ({"labels": [0, -1, 0]}, "labels must lie in 0 … 16777215, not -1 … 0; number classes from 0"),
-        ({"labels": [0, 2**24, 0]}, "labels must lie in 0 … 16777215, not 0 … 16777216"),
-        ({"labels": [0.0, 1.0, 0.0]}, r"labels must be a vector of integers, not float64 of shape \(3,\)"),
-        ({"labels": torch.ones(3)}, "labels must be a vector of integers, not float32"),
-        ({"labels": [[0, 1, 0]]}, r"labels must be a vector of integers, not int64 of shape \(1, 3\)"),
+        ({"labels": [0, 1]}, "there must be one label per input, got 3 inputs and 2 labels"),
+        ({"labels": [0, -1, 0]}, "labels must be in 0 … 16777215, got -1 … 0; number classes from 0"),
+        ({"labels": [0, 2**24, 0]}, "labels must be in 0 … 16777215, got 0 … 16777216"),
+        ({"labels": [0.0, 1.0, 0.0]}, r"labels must be a vector of integers, got float64 of shape \(3,\)"),
+        ({"labels": torch.ones(3)}, "labels must be a vector of integers, got float32"),
+        ({"labels": [[0, 1, 0]]}, r"labels must be a vector of integers, got int64 of shape \(1, 3\)"),
         ({"labels": ["cat", "dog", "cat"]}, "labels must be a vector of integers"),
-        ({"ids": [1, 2]}, "2 ids came with 3 labels; there must be one id per sample"),
-        ({"ids": [1.5, 2.5, 3.5]}, "ids must be a vector of integers, not float64"),
-        ({"ids": [[1], [2], [3]]}, r"ids must be a vector of integers, not int64 of shape \(3, 1\)"),
-        ({"inputs": WITH_NAN}, r"2 of 3 inputs hold NaN or infinity \(rows \[0, 2\]\); nothing was stored"),
-        ({"inputs": torch.from_numpy(WITH_NAN)}, r"2 of 3 inputs hold NaN or infinity \(rows \[0, 2\]\)"),
+        ({"ids": [1, 2]}, "there must be one id per sample, got 2 ids and 3 labels"),
+        ({"ids": [1.5, 2.5, 3.5]}, "ids must be a vector of integers, got float64"),
+        ({"ids": [[1], [2], [3]]}, r"ids must be a vector of integers, got int64 of shape \(3, 1\)"),
+        ({"inputs": WITH_NAN}, r"2 of 3 inputs are NaN or infinite \(rows \[0, 2\]\); nothing was stored"),
+        ({"inputs": torch.from_numpy(WITH_NAN)}, r"2 of 3 inputs are NaN or infinite \(rows \[0, 2\]\)"),
         ({"inputs": MANY_NAN, "labels": [0] * 9}, r"9 of 9 inputs .* \(rows \[0, 1, 2, 3, 4, …\]\)"),
         ({"columns": {"los": [1, 2, 3]}}, "no column 'los'; did you mean 'loss'"),
-        ({"columns": {"loss": [1, 2]}}, r"column 'loss' takes values of shape \(3,\), not \(2,\)"),
+        ({"columns": {"loss": [1, 2]}}, r"column 'loss' takes values of shape \(3,\), got \(2,\)"),
     ],
 )
 def test_a_wrong_batch_is_refused_and_changes_nothing(arguments: dict[str, Any], message: str) -> None:
@@ -68,7 +68,7 @@ def test_a_wrong_batch_is_refused_and_changes_nothing(arguments: dict[str, Any],
 def test_floats_are_not_squeezed_into_stored_bytes() -> None:
     buffer = Buffer(4)
     buffer.insert(np.full((1, 2), 200, np.uint8), [0])
-    with pytest.raises(GraspError, match="stores codes of type uint8, not float32"):
+    with pytest.raises(GraspError, match="stores codes of type uint8, got float32"):
         buffer.insert(np.full((1, 2), 0.7, np.float32), [0])
     assert len(buffer) == 1
 
@@ -76,7 +76,7 @@ def test_floats_are_not_squeezed_into_stored_bytes() -> None:
 def test_a_wrong_first_batch_leaves_the_buffer_empty_and_open_to_another_shape() -> None:
     buffer = Buffer("1KB", columns={"loss": ((), np.float32)})
     before = snapshot(buffer)
-    with pytest.raises(GraspError, match="labels must lie in"):
+    with pytest.raises(GraspError, match="labels must be in"):
         buffer.insert(np.ones((2, 7)), [-1, 0])
     assert snapshot(buffer) == before
     buffer.insert(INPUTS, LABELS)
@@ -89,17 +89,17 @@ def test_reading_mistakes() -> None:
         buffer.fetch([0])
     buffer.insert(INPUTS, LABELS)
     for slots in ([3], [-1], [0, 9]):
-        with pytest.raises(GraspError, match="slots lie in 0 … 2, not"):
+        with pytest.raises(GraspError, match="slots must be in 0 … 2, got"):
             buffer.fetch(slots)
     with pytest.raises(GraspError, match="no column 'lable'; did you mean 'labels'"):
         buffer["lable"]
-    with pytest.raises(GraspError, match="cannot be called 'ids': the buffer has its own"):
+    with pytest.raises(GraspError, match="cannot be named 'ids': the buffer has its own"):
         Buffer(4, columns={"ids": ((), np.int64)})
     with pytest.raises(GraspError, match="no column 'loss'; it was made without columns"):
         Buffer(4).insert(INPUTS, LABELS, columns={"loss": [1, 2, 3]})
 
 
-@pytest.mark.parametrize("rule", [LargestClass, Reservoir, Fifo, Ring])
+@pytest.mark.parametrize("rule", [LargestClassRule, ReservoirRule, FifoRule, RingRule])
 def test_an_overfull_buffer_must_be_compressed_before_it_goes_on_online(rule: type[Maintenance]) -> None:
     buffer = Buffer(40, maintenance=rule())
     buffer.insert(INPUTS, LABELS, overflow=True)
@@ -124,7 +124,7 @@ def test_a_state_with_other_columns_is_refused() -> None:
 
 def test_more_memory_than_there_is() -> None:
     buffer = Buffer(10**15)
-    with pytest.raises(GraspError, match=r"no memory for .* bytes of codes; lower the capacity"):
+    with pytest.raises(GraspError, match=r"not enough memory for .* bytes of codes; lower the capacity"):
         buffer.insert(np.ones((1, 10**4), np.float32), [0])
     assert len(buffer) == 0
 

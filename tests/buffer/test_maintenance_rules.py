@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from graspcl.buffer import Buffer, Fifo, LargestClass, Maintenance, Reservoir, Ring
+from graspcl.buffer import Buffer, FifoRule, LargestClassRule, Maintenance, ReservoirRule, RingRule
 from graspcl.errors import GraspError
 
 TRIALS = 4_000
@@ -94,14 +94,14 @@ def survivors(rule: type[Maintenance], capacity: int, cuts: list[int], trials: i
     return observed
 
 
-@pytest.mark.parametrize(("rule", "step"), [(LargestClass, largest_class_step), (Reservoir, reservoir_step)])
+@pytest.mark.parametrize(("rule", "step"), [(LargestClassRule, largest_class_step), (ReservoirRule, reservoir_step)])
 def test_a_batch_that_fills_the_buffer_on_its_way_is_like_one_by_one(
     rule: type[Maintenance], step: Callable[[Cell, int, int], Distribution]
 ) -> None:
     assert_fits(survivors(rule, capacity=4, cuts=[]), as_sets(one_by_one(step, 4)))
 
 
-@pytest.mark.parametrize(("rule", "step"), [(LargestClass, largest_class_step), (Reservoir, reservoir_step)])
+@pytest.mark.parametrize(("rule", "step"), [(LargestClassRule, largest_class_step), (ReservoirRule, reservoir_step)])
 def test_a_slot_may_be_taken_several_times_within_a_batch(
     rule: type[Maintenance], step: Callable[[Cell, int, int], Distribution]
 ) -> None:
@@ -222,7 +222,7 @@ def feed(buffer: Buffer, steps: Batches) -> list[int]:
 @settings(max_examples=100, deadline=None)
 @given(batches, st.integers(1, 9))
 def test_fifo_keeps_exactly_the_newest(steps: Batches, capacity: int) -> None:
-    buffer = Buffer(capacity, maintenance=Fifo())
+    buffer = Buffer(capacity, maintenance=FifoRule())
     offered = feed(buffer, steps)
     assert sorted(buffer.ids.tolist()) == list(range(len(offered)))[-capacity:]
     assert [offered[i] for i in buffer.ids] == buffer.labels.tolist()
@@ -231,7 +231,7 @@ def test_fifo_keeps_exactly_the_newest(steps: Batches, capacity: int) -> None:
 @settings(max_examples=100, deadline=None)
 @given(batches, st.integers(1, 4), st.booleans())
 def test_ring_keeps_exactly_the_newest_of_each_class(steps: Batches, per_class: int, bounded: bool) -> None:
-    buffer = Buffer(4 * per_class if bounded else None, maintenance=Ring(per_class))
+    buffer = Buffer(4 * per_class if bounded else None, maintenance=RingRule(per_class))
     offered = feed(buffer, steps)
     expected = [i for c in range(4) for i in [j for j, label in enumerate(offered) if label == c][-per_class:]]
     assert sorted(buffer.ids.tolist()) == sorted(expected)
@@ -239,10 +239,10 @@ def test_ring_keeps_exactly_the_newest_of_each_class(steps: Batches, per_class: 
 
 
 def test_ring_over_capacity_is_refused_and_changes_nothing() -> None:
-    buffer = Buffer(5, maintenance=Ring(per_class=2))
+    buffer = Buffer(5, maintenance=RingRule(per_class=2))
     buffer.insert_codes(np.arange(4, dtype=np.uint8)[:, None], [0, 0, 1, 1])
     before = buffer.state_dict()
-    with pytest.raises(GraspError, match=r"Ring\(per_class=2\) needs more than the buffer's 5 slots for 5 classes"):
+    with pytest.raises(GraspError, match=r"RingRule\(per_class=2\) needs more than the buffer's 5 slots for 5 classes"):
         buffer.insert_codes(np.zeros((4, 1), np.uint8), [0, 2, 3, 9])
     after = buffer.state_dict()
     assert after["maintenance"]["written"].tolist() == before["maintenance"]["written"].tolist() == [2, 2]
@@ -254,18 +254,18 @@ def test_ring_over_capacity_is_refused_and_changes_nothing() -> None:
 
 
 def test_ring_needs_room_for_at_least_one_of_each() -> None:
-    with pytest.raises(GraspError, match="per_class of at least 1, not 0"):
-        Ring(per_class=0)
+    with pytest.raises(GraspError, match="per_class must be a whole number of at least 1, got 0"):
+        RingRule(per_class=0)
 
 
 def test_compress_of_a_ring_beyond_capacity_takes_the_oldest_of_the_fullest_classes() -> None:
-    buffer = Buffer(4, maintenance=Ring(per_class=3))
+    buffer = Buffer(4, maintenance=RingRule(per_class=3))
     buffer.insert_codes(np.zeros((7, 1), np.uint8), [0, 0, 0, 0, 1, 1, 2], overflow=True)
     buffer.compress()
     assert sorted(buffer.ids.tolist()) == [3, 4, 5, 6]
 
 
-@pytest.mark.parametrize("rule", [LargestClass(), Reservoir(), Fifo(), Ring(2)])
+@pytest.mark.parametrize("rule", [LargestClassRule(), ReservoirRule(), FifoRule(), RingRule(2)])
 def test_names_make_rules(rule: Maintenance) -> None:
     assert type(Buffer(9, maintenance=rule.name).maintenance) is type(rule)
 

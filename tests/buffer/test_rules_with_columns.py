@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from graspcl.buffer import Buffer, ByClass, Clib, GDumb, Gss, KMeans, Maintenance, MoF, rules
+from graspcl.buffer import Buffer, ByClassRule, ClibRule, GDumbRule, GssRule, KMeansRule, Maintenance, MofRule, rules
 from graspcl.buffer.scored_rules import herding_order, losses, thinned
 from graspcl.errors import GraspError
 
@@ -91,20 +91,22 @@ def test_a_batch_with_overflow_keeps_what_the_batch_without_does(name: str) -> N
 
 def test_a_buffer_without_the_columns_of_its_rule_is_refused() -> None:
     with pytest.raises(
-        GraspError, match=r"Herding needs columns .* add columns=\{'embedding': \(shape, np.float32\)\}"
+        GraspError, match=r"HerdingRule needs columns .* add columns=\{'embedding': \(shape, np.float32\)\}"
     ):
         Buffer(9, maintenance="herding")
     with pytest.raises(GraspError, match=r"'gradient': \(shape, np.float32\), 'similarity': \(shape"):
-        Buffer(9, maintenance=Gss(), columns={"loss": ((), np.float32)})
+        Buffer(9, maintenance=GssRule(), columns={"loss": ((), np.float32)})
 
 
 def test_an_insertion_without_what_the_rule_reads_is_refused_and_changes_nothing() -> None:
     buffer = made(3, "mof")
     insert(buffer, [0, 0], np.ones((2, 2)))
     nothing = np.zeros((2, 1), np.uint8)
-    with pytest.raises(GraspError, match=r"MoF reads the column 'embedding'; insert with columns=\{'embedding': …\}"):
+    with pytest.raises(
+        GraspError, match=r"MofRule reads the column 'embedding'; insert with columns=\{'embedding': …\}"
+    ):
         buffer.insert_codes(nothing, [0, 0])
-    with pytest.raises(GraspError, match="1 of 2 values of column 'embedding' hold NaN or infinity"):
+    with pytest.raises(GraspError, match="1 of 2 values of column 'embedding' are NaN or infinite"):
         insert(buffer, [0, 0], np.array([[1, 1], [np.nan, 1]]))
     assert (len(buffer), buffer.seen, buffer.incoming) == (2, 2, {})
     buffer.insert_codes(nothing[:0], [])  # nothing to know of no samples
@@ -119,10 +121,13 @@ def test_columns_of_the_user_may_still_be_left_out() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: MoF(decay=1.0), "MoF needs a decay"),
-        (lambda: Gss(references=0), "Gss needs references of at least 1"),
-        (lambda: KMeans(iterations=-1), "KMeans needs iterations of at least 0"),
-        (lambda: insert(made(1, type("Mine", (ByClass,), {"columns": {"x"}})()), [0, 0], [1, 2]), "Mine must define"),
+        (lambda: MofRule(decay=1.0), "decay must be a number in \\[0, 1\\), got 1.0"),
+        (lambda: GssRule(references=0), "references must be a whole number of at least 1"),
+        (lambda: KMeansRule(iterations=-1), "iterations must be a whole number of at least 0"),
+        (
+            lambda: insert(made(1, type("Mine", (ByClassRule,), {"columns": {"x"}})()), [0, 0], [1, 2]),
+            "Mine must define",
+        ),
     ],
 )
 def test_mistakes(make: Any, message: str) -> None:
@@ -155,7 +160,7 @@ def test_herding_keeps_the_first_of_the_order() -> None:
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=25), st.integers(0, 10**6))
 def test_mof_one_by_one(labels: list[int], seed: int) -> None:
     """Literally: a mean per class, and the farthest sample of the largest class goes, be it the newcomer."""
-    z, buffer = points(len(labels), seed), made(6, MoF(decay=0.7), rng=seed)
+    z, buffer = points(len(labels), seed), made(6, MofRule(decay=0.7), rng=seed)
     means: dict[int, Array] = {}
     stored: set[int] = set()
     for i, label in enumerate(labels):
@@ -241,7 +246,7 @@ def test_grasp_keeps_an_even_spread_from_prototypical_to_atypical() -> None:
 
 
 def test_clib_takes_the_least_important_and_newcomers_start_at_the_mean_of_their_class() -> None:
-    buffer = made(6, Clib())
+    buffer = made(6, ClibRule())
     insert(buffer, [0, 0, 0, 0, 1, 1])
     assert buffer["importance"].tolist() == [0] * 6
     buffer["importance"][:] = [4, 1, 2, 5, 0, 8]
@@ -254,7 +259,7 @@ def test_clib_takes_the_least_important_and_newcomers_start_at_the_mean_of_their
 def test_clib_may_refuse_the_newcomer() -> None:
     refused = 0
     for seed in range(300):
-        buffer = made(2, Clib(), rng=seed)
+        buffer = made(2, ClibRule(), rng=seed)
         insert(buffer, [0, 0])
         refused += insert(buffer, [0])[0] < 0
     assert 60 < refused < 140  # one in three, within 5 standard errors
@@ -267,7 +272,7 @@ def test_clib_may_refuse_the_newcomer() -> None:
 @given(st.lists(st.integers(0, 4), max_size=40), st.integers(1, 9))
 def test_gdumb_counts_are_those_of_the_greedy_sampler(labels: list[int], capacity: int) -> None:
     """Literally, one by one; that a batch is the same is part of the contract."""
-    buffer = made(capacity, GDumb())
+    buffer = made(capacity, GDumbRule())
     for i, label in enumerate(labels):
         counts = Counter(buffer.labels.tolist())
         (slot,) = insert(buffer, [label])
@@ -283,7 +288,7 @@ def test_gdumb_counts_are_those_of_the_greedy_sampler(labels: list[int], capacit
 
 
 def test_gdumb_after_classes_that_came_one_after_another() -> None:
-    buffer = made(12, GDumb())
+    buffer = made(12, GDumbRule())
     for label, sizes in enumerate(([12], [6, 6], [4, 4, 4], [3, 3, 3, 3])):
         insert(buffer, [label] * 30)
         assert buffer.sizes.tolist() == sizes
@@ -293,7 +298,7 @@ def test_gdumb_after_classes_that_came_one_after_another() -> None:
 def test_gdumb_victims_are_random_and_of_the_largest_class() -> None:
     gone = Counter[int]()
     for seed in range(2000):
-        buffer = made(6, GDumb(), rng=seed)
+        buffer = made(6, GDumbRule(), rng=seed)
         insert(buffer, [0, 0, 0, 0, 1, 1])
         gone[int(insert(buffer, [2])[0])] += 1
     assert set(gone) == {0, 1, 2, 3} and stats.chisquare(list(gone.values())).pvalue > 0.0005
@@ -303,7 +308,7 @@ def test_gdumb_victims_are_random_and_of_the_largest_class() -> None:
 
 
 def test_gss_scores_are_the_largest_cosine() -> None:
-    buffer, z = made(20, Gss(references=20)), points(9)
+    buffer, z = made(20, GssRule(references=20)), points(9)
     insert(buffer, [0] * 4, z[:4])
     assert buffer["similarity"].tolist() == [0.1] * 4
     insert(buffer, [1] * 5, z[4:])
@@ -315,7 +320,7 @@ def test_gss_victims_and_newcomers_have_the_papers_probabilities() -> None:
     """4,000 trials: a probability that is off by 0.05 adds 40 and more to a statistic of 3 degrees of freedom."""
     stored, references = np.array([0.9, 0.1, -0.3, 0.5]), np.array([[1.0, 0.0]] * 4)
     newcomer = np.array([[0.6, 0.8]])  # its cosine with every reference is 0.6
-    buffer = made(4, Gss(), rng=5)
+    buffer = made(4, GssRule(), rng=5)
     insert(buffer, [0] * 4, references)
     taken = Counter[int]()
     for _ in range(4000):
@@ -331,7 +336,7 @@ def test_gss_victims_and_newcomers_have_the_papers_probabilities() -> None:
 def test_gss_keeps_directions_that_are_rare() -> None:
     rng, rare = np.random.default_rng(0), []
     for _ in range(20):
-        buffer = made(20, Gss(), rng, dim=8)
+        buffer = made(20, GssRule(), rng, dim=8)
         for _ in range(20):
             common = np.eye(8)[np.zeros(9, int)] + 0.01 * rng.normal(size=(9, 8))
             insert(buffer, [0] * 9 + [1], np.concatenate([common, rng.normal(size=(1, 8))]))
@@ -340,7 +345,7 @@ def test_gss_keeps_directions_that_are_rare() -> None:
 
 
 def test_gss_with_the_originals_threshold_passes_over_batches_that_bring_nothing_new() -> None:
-    buffer = made(4, Gss(threshold=0.0))
+    buffer = made(4, GssRule(threshold=0.0))
     insert(buffer, [0] * 4, np.array([[1.0, 0.0]] * 4))
     assert insert(buffer, [1] * 3, np.array([[1.0, 0.5]] * 3)).tolist() == [-1] * 3
     assert insert(buffer, [1] * 30, np.array([[-1.0, 0.5]] * 30)).max() >= 0

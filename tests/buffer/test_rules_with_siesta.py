@@ -9,25 +9,26 @@ import numpy as np
 import pytest
 import torch
 
-from graspcl.buffer import Buffer, Gss, Herding, Maintenance, Rainbow, Ring, rules
+from graspcl.buffer import Buffer, GssRule, HerdingRule, Maintenance, RainbowRule, RingRule, rules
 from graspcl.errors import GraspError
 from graspcl.learner import Optimiser, Siesta, column_shapes
 from graspcl.model import vector_network
 from graspcl.policy import Budget
 from graspcl.testing import check_learner
+from graspcl.testing.common import seeded
 
-INPUTS = torch.randn(100, 12, generator=torch.Generator().manual_seed(0))
+INPUTS = torch.randn(100, 12, generator=seeded())
 LABELS = np.arange(100) // 20
 
 
 def siesta(rule: Maintenance, capacity: int | None = 40, learner: type[Siesta] = Siesta) -> Siesta:
-    network = vector_network(12, hidden=16, embedding=8, generator=torch.Generator().manual_seed(0))
+    network = vector_network(12, hidden=16, embedding=8, generator=seeded())
     buffer = Buffer(capacity, maintenance=rule, columns=column_shapes(rule, network))
     return learner(network, buffer, "uniform", Optimiser(lr=0.1))
 
 
 def rule_of(name: str) -> Maintenance:
-    return Ring(per_class=8) if name == "ring" else rules.create(name)
+    return RingRule(per_class=8) if name == "ring" else rules.create(name)
 
 
 @pytest.mark.parametrize("name", ["mof", "gss"])  # one with a state of its own, one with columns of its own
@@ -53,7 +54,7 @@ def test_two_sessions_stay_within_capacity(name: str, learner: type[Siesta]) -> 
 
 
 def test_embeddings_and_uncertainties_are_those_of_the_network_at_insertion() -> None:
-    for rule, column in ((Herding(), "embedding"), (Rainbow(), "uncertainty")):
+    for rule, column in ((HerdingRule(), "embedding"), (RainbowRule(), "uncertainty")):
         learner = siesta(rule, None)
         learner.observe(INPUTS[:40], LABELS[:40])
         learner.observe(INPUTS[40:50], LABELS[40:50])
@@ -67,7 +68,7 @@ def test_embeddings_and_uncertainties_are_those_of_the_network_at_insertion() ->
 
 
 def test_gradients_are_those_of_the_loss_at_the_heads_input() -> None:
-    learner = siesta(Gss(), None)
+    learner = siesta(GssRule(), None)
     learner.observe(INPUTS[:40], LABELS[:40])
     assert not learner.buffer["gradient"].any()  # no class was known
     head, step = copy.deepcopy(learner.network.head).double(), 1e-6  # of the moment of insertion
@@ -83,7 +84,7 @@ def test_gradients_are_those_of_the_loss_at_the_heads_input() -> None:
 
 
 def test_a_wrong_batch_is_refused_before_the_network_sees_it() -> None:
-    learner = siesta(Gss())
+    learner = siesta(GssRule())
     learner.observe(INPUTS[:40], LABELS[:40])
     for codes, labels in ((INPUTS[:3], [0, 1]), (INPUTS[:3, :5], [0, 1, 2]), (INPUTS[:2], [0, -1])):
         with pytest.raises(GraspError):
@@ -93,7 +94,7 @@ def test_a_wrong_batch_is_refused_before_the_network_sees_it() -> None:
 
 
 def test_a_column_that_learners_do_not_know() -> None:
-    class Mine(Herding):
+    class Mine(HerdingRule):
         columns = frozenset({"colour"})
 
     with pytest.raises(GraspError, match="do not know the column 'colour' that Mine needs"):

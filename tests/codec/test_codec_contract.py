@@ -10,10 +10,11 @@ import torch
 
 from graspcl.codec import OPQ, Codec, Half, Identity
 from graspcl.testing.codecs import check_codec
+from graspcl.testing.common import seeded
 
 
 def inputs(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+    return torch.randn(*shape, generator=seeded())
 
 
 @pytest.mark.parametrize("shape", [(300, 8), (40, 8, 3, 3)], ids=["vectors", "spatial"])
@@ -93,7 +94,7 @@ class Attached(Half):
 @pytest.mark.parametrize(
     ("broken", "complaint"),
     [
-        (LyingAboutLoss, "says that nothing is lost"),
+        (LyingAboutLoss, "declares error 'none'"),
         (ByBatch, "encodes an input by its neighbours|loses more"),
         (Scaled, "restored from its state"),
         (FreeTables, "its state holds 1024 bytes of tables"),

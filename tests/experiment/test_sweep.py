@@ -86,7 +86,7 @@ class Broken(PlannedPolicy):
 
     needs = frozenset({"labels"})
 
-    def plan(self, session, budget, rng):
+    def plan(self, session):
         raise ZeroDivisionError("nothing [to divide] by")
 
 
@@ -147,7 +147,7 @@ def test_failures_are_listed_and_the_others_finish(small, broken, tmp_path):
 def test_a_run_that_failed_goes_well_once_its_cause_is_gone(small, broken, tmp_path, monkeypatch):
     configs = grid(small, "broken", updates="0.5x")
     (path,) = run_here(configs, tmp_path).failed
-    monkeypatch.setattr(Broken, "plan", lambda self, session, budget, rng: np.arange(budget) % len(session.labels))
+    monkeypatch.setattr(Broken, "plan", lambda self, session: np.arange(session.budget.samples) % len(session))
     assert run_here(configs, tmp_path).finished == [path]
     assert not (path / "failure.txt").exists()
 

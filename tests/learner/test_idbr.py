@@ -359,7 +359,7 @@ def test_a_buffer_forgets_the_samples_it_is_told_to() -> None:
     for slot, sample in enumerate(buffer.ids):
         assert buffer.fetch([slot])[0].argmax() == sample and slot in buffer.slots_of(buffer.labels[slot])
     for slots in ([4], [-1, 0]):
-        with pytest.raises(GraspError, match=r"slots lie in 0 … 3, not .*; nothing was removed"):
+        with pytest.raises(GraspError, match=r"slots must be in 0 … 3, got .*; nothing was removed"):
             buffer.remove(slots)
     buffer.insert(np.eye(6, dtype=np.float32), [0] * 6, ids=np.arange(10, 16))
     assert sorted(buffer.ids.tolist()) == [3, 5, 10, 11, 12, 13, 14, 15]  # first in, first out, of what was left

@@ -141,8 +141,8 @@ def test_top_1_is_argmax_and_more_k_is_never_worse(data, n, classes):
 
 @pytest.mark.parametrize(
     ("scores", "rows", "k", "said"),
-    [([1, 2], [0], 1, "scores must have 2 dimensions"), ([[1, 2]], [0, 1], 1, "equally long"),
-     ([[1, 2]], [0], 0, "k must be 1 or more"), ([[1, NAN]], [0], 1, "scores must not be NaN"),
+    [([1, 2], [0], 1, "scores must have 2 dimensions"), ([[1, 2]], [0, 1], 1, "same length"),
+     ([[1, 2]], [0], 0, "k must be a whole number of at least 1"), ([[1, NAN]], [0], 1, "scores must not be NaN"),
      ([[1, 2]], [2], 1, "from 0 to 1"), ([[1, 2]], [-1], 1, "from 0 to 1"), ([[1, 2]], [0.0], 1, "whole numbers"),
      ([[1, 2]], [[0]], 1, "rows must have 1 dimension")],
 )  # fmt: skip
@@ -156,7 +156,7 @@ def test_by_group():
     groups = {"even": np.array([0, 2]), "odd": {1, 3}, "none": [7], "empty": []}
     found = by_group(predictions, labels, groups)
     assert found == pytest.approx({"even": 200 / 3, "odd": 50, "none": NAN, "empty": NAN}, nan_ok=True)
-    with pytest.raises(GraspError, match="predictions and labels must be equally long, not predictions 1, labels 2"):
+    with pytest.raises(GraspError, match="predictions and labels must have the same length, got 1 and 2"):
         by_group([0], [0, 1], {})
 
 

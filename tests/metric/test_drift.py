@@ -34,8 +34,8 @@ def test_drift_of_a_shift(before, step):
 
 @pytest.mark.parametrize(
     ("before", "after", "measure", "said"),
-    [(BEFORE, AFTER, "nrom", "did you mean 'norm'"),
-     (BEFORE, AFTER[:2], "norm", r"one shape, not \(4, 2\) and \(2, 2\)"),
+    [(BEFORE, AFTER, "nrom", "measure must be 'norm' or 'mse', got 'nrom'"),
+     (BEFORE, AFTER[:2], "norm", r"the same shape, got \(4, 2\) and \(2, 2\)"),
      (BEFORE[0], AFTER[0], "norm", "before must have 2 dimensions"),
      (BEFORE[:0], AFTER[:0], "norm", "before must not be empty"),
      (BEFORE, AFTER * [1, np.nan], "mse", "after must be finite: 4 of 8 numbers are"),
@@ -56,7 +56,7 @@ def test_short_curves():
     assert (one.auc, one.mean) == (0, 0.5)
     none = summarise_drift([])
     assert np.isnan([none.auc, none.mean]).all()
-    with pytest.raises(GraspError, match="curve must be finite: 1 of 2 numbers is"):
+    with pytest.raises(GraspError, match="curve must be finite: 1 of 2 numbers are"):
         summarise_drift([0.1, np.inf])
 
 

@@ -60,7 +60,8 @@ def test_mcnemar_is_that_of_statsmodels(counts):
 
 @pytest.mark.parametrize(
     ("a", "b", "said"),
-    [([True], [True, False], "right_a 1, right_b 2"), ([1, 0], [True, False], "right_a must be true or false"),
+    [([True], [True, False], "right_a and right_b must have the same length, got 1 and 2"),
+     ([1, 0], [True, False], "right_a must be true or false"),
      ([True], [[True]], "right_b must have 1 dimension")],
 )  # fmt: skip
 def test_mcnemar_refuses(a, b, said):
@@ -101,7 +102,7 @@ def test_interval_covers_as_often_as_it_says():
 @pytest.mark.parametrize(
     ("values", "confidence", "said"),
     [([], 0.95, "values must not be empty"), ([1, NAN], 0.95, "values must be finite"), ([[1]], 0.95, "1 dimension"),
-     ([1, 2], 95, "confidence must lie between 0 and 1, not 95")],
+     ([1, 2], 95, "confidence must be a number in \\(0, 1\\), got 95")],
 )  # fmt: skip
 def test_interval_refuses(values, confidence, said):
     with pytest.raises(GraspError, match=said):
@@ -134,7 +135,7 @@ def test_paired_p_is_that_of_scipy_and_agrees_with_the_interval(pairs):
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "said"), [([1, 2], [1], "a 2, b 1"), ([NAN], [1], "a must be finite"), ([], [], "empty")]
+    ("a", "b", "said"), [([1, 2], [1], "same length, got 2 and 1"), ([NAN], [1], "a must be finite"), ([], [], "empty")]
 )
 def test_paired_interval_refuses(a, b, said):
     with pytest.raises(GraspError, match=said):
@@ -174,9 +175,9 @@ def test_accuracy_at_the_updates_found_is_the_target(sweep, target):
 
 @pytest.mark.parametrize(
     ("updates", "accuracies", "target", "said"),
-    [([1, 2], [1], 0, "updates 2, accuracies 1"), ([], [], 0, "updates must not be empty"),
+    [([1, 2], [1], 0, "same length, got 2 and 1"), ([], [], 0, "updates must not be empty"),
      ([1, 2], [1, NAN], 0, "accuracies must be finite"), ([1, 2], [1, 2], NAN, "target must be finite"),
-     ([1, 1], [1, 2], 0, "updates has 1 more than once"), ([-1, 1], [1, 2], 0, "0 or more, not -1")],
+     ([1, 1], [1, 2], 0, "updates has 1 more than once"), ([-1, 1], [1, 2], 0, "0 or more, got -1")],
 )  # fmt: skip
 def test_updates_to_reach_refuses(updates, accuracies, target, said):
     with pytest.raises(GraspError, match=said):

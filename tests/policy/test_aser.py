@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from graspcl.buffer import Buffer
 from graspcl.errors import GraspError
 from graspcl.policy import Budget, Session, batches
 from graspcl.policy.aser import Aser, knn_shapley
+from graspcl.testing.common import ToyNetwork
 from graspcl.testing.policies import check_policy
 
 # -- Shapley values --------------------------------------------------------------------------------------------------
@@ -68,25 +69,6 @@ def test_values_add_up_to_the_worth_of_all() -> None:
 # -- the choice ------------------------------------------------------------------------------------------------------
 
 
-class Outputs(NamedTuple):
-    embedding: torch.Tensor
-    logits: torch.Tensor
-
-
-class Tiny(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.head = nn.Linear(4, 6), nn.Linear(6, 5)
-        generator = torch.Generator().manual_seed(0)
-        with torch.no_grad():
-            for parameter in self.parameters():
-                parameter.copy_(torch.randn(parameter.shape, generator=generator))
-
-    def forward(self, inputs: torch.Tensor) -> Outputs:
-        embedding = self.body(inputs)
-        return Outputs(embedding, self.head(embedding))
-
-
 OLD_LABELS = np.repeat([0, 1, 2], [12, 9, 6])
 NEW_LABELS = np.repeat([1, 4], [4, 6])
 
@@ -95,9 +77,8 @@ def session(budget: Budget, old: np.ndarray = OLD_LABELS, seed: int = 0) -> Sess
     buffer = Buffer()
     labels = np.concatenate([old, NEW_LABELS])
     buffer.insert(np.random.default_rng(1).normal(size=(len(labels), 4)).astype(np.float32), labels)
-    needs = Aser.needs | {"labels"}
     buffer.since = len(old)
-    return Session(buffer, budget, np.random.default_rng(seed), Tiny(), needs=needs)
+    return Session(buffer, budget, np.random.default_rng(seed), ToyNetwork(4, classes=5).eval())
 
 
 @pytest.mark.parametrize("score", ["asvm", "asv", "neg_sv"])
@@ -105,9 +86,9 @@ def test_the_candidates_of_largest_score_are_chosen(score: Any, monkeypatch: pyt
     policy, one, drawn = Aser(k=2, score=score), session(Budget(6, 7)), []
     sets = Aser.sets
     monkeypatch.setattr(Aser, "sets", lambda *args: drawn.append(sets(*args)) or drawn[-1])
-    assert isinstance(one.network, nn.Module)
+    assert isinstance(one._network, nn.Module)
     with torch.no_grad():
-        z = one.network(one.buffer.fetch(np.arange(len(one.buffer)))[0]).embedding.numpy()
+        z = one._network(one._buffer.fetch(np.arange(len(one._buffer)))[0]).embedding.numpy()
     for slots in batches(policy, one):
         incoming, chosen = slots[:4], slots[4:]
         candidates, others = drawn[-1]
@@ -172,5 +153,5 @@ def test_it_keeps_the_contract_with_other_parameters(policy: Aser) -> None:
 
 @pytest.mark.parametrize("wrong", [{"k": 0}, {"n_smp_cls": 0}, {"score": "best"}])
 def test_parameters_are_checked(wrong: dict[str, Any]) -> None:
-    with pytest.raises(GraspError, match=f"{next(iter(wrong))}.* not"):
+    with pytest.raises(GraspError, match=f"{next(iter(wrong))} must be .*, got"):
         Aser(**wrong)

@@ -51,7 +51,7 @@ def session(old: int, new: int, budget: Budget, seed: int = 0) -> Session:
 @pytest.mark.parametrize("n", [1, 2, 5, 8, 9])
 def test_half_is_new_and_the_smaller_half_is_chosen_from_all_old_ones(n: int) -> None:
     policy, asked_of = Asked(), session(old=30, new=20, budget=Budget(20, n))
-    new = asked_of.buffer.new
+    new = asked_of._buffer.new
     assert 0 < new.sum() < len(new) and (np.diff(new.astype(int)) < 0).any()  # old and new lie mixed
     drawn = list(batches(policy, asked_of))
     assert len(drawn) == 20
@@ -88,7 +88,7 @@ def test_too_few_of_a_kind_come_repeatedly_but_evenly() -> None:
 @pytest.mark.parametrize("since", [0, 10])
 def test_without_old_or_new_samples_all_are_drawn_uniformly_from_what_there_is(since: int) -> None:
     policy, asked_of = Asked(), session(old=10, new=0, budget=Budget(2000, 7))
-    asked_of.buffer.since = since
+    asked_of._buffer.since = since
     drawn = np.array(list(batches(policy, asked_of)))
     assert policy.asked == []
     assert all(len(set(slots)) == 7 for slots in drawn.tolist())

@@ -13,6 +13,7 @@ from graspcl.buffer import Buffer
 from graspcl.errors import GraspError
 from graspcl.policy import Budget, Session, batches
 from graspcl.policy.kmeans import KMeans, lloyd, seed_centres
+from graspcl.testing.common import seeded
 from graspcl.testing.policies import check_policy
 
 
@@ -21,10 +22,6 @@ def directions(sizes: tuple[int, ...], dim: int = 12, spread: float = 0.05, seed
     rng = np.random.default_rng(seed)
     x = np.repeat(rng.normal(size=(len(sizes), dim)), sizes, axis=0) + spread * rng.normal(size=(sum(sizes), dim))
     return (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
-
-
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def draw(policy: KMeans, inputs: np.ndarray, labels: np.ndarray, budget: Budget, seed: int = 0) -> np.ndarray:
@@ -56,19 +53,19 @@ def test_separated_clusters_are_found_as_well_as_by_scikit_learn(seed: int) -> N
     cluster = pytest.importorskip("sklearn.cluster")
     x = directions((40, 30, 50), seed=seed)
     theirs = cluster.KMeans(3, n_init=10, random_state=0).fit(x)
-    d = KMeans().distances(torch.from_numpy(x), generator(seed))
+    d = KMeans().distances(torch.from_numpy(x), seeded(seed))
     assert float(d.square().sum()) <= 1.01 * theirs.inertia_
 
 
 def test_lengths_of_embeddings_do_not_matter() -> None:
     x = torch.from_numpy(directions((20, 20, 20)))
     scaled = x * torch.linspace(0.1, 9, 60)[:, None]
-    torch.testing.assert_close(KMeans().distances(scaled, generator()), KMeans().distances(x, generator()))
+    torch.testing.assert_close(KMeans().distances(scaled, seeded()), KMeans().distances(x, seeded()))
 
 
 def test_seeds_are_drawn_by_squared_distance_to_the_nearest_before() -> None:
     """Three seeds out of four samples: all 24 sequences, for squared distances and, to be told apart, plain ones."""
-    x, chance = torch.tensor([[0.0], [1.0], [3.0], [7.0]]), generator()
+    x, chance = torch.tensor([[0.0], [1.0], [3.0], [7.0]]), seeded()
     place = {value: i for i, value in enumerate(x[:, 0].tolist())}
     drawn = [tuple(place[c] for c in seed_centres(x, 3, chance)[:, 0].tolist()) for _ in range(6000)]
     sequences = list(permutations(range(4), 3))
@@ -83,14 +80,14 @@ def test_seeds_are_drawn_by_squared_distance_to_the_nearest_before() -> None:
 
 @pytest.mark.parametrize(("rows", "clusters"), [(1, 3), (2, 3), (3, 3), (5, 5)])
 def test_with_no_more_samples_than_clusters_each_is_a_centre(rows: int, clusters: int) -> None:
-    d = KMeans(clusters).distances(torch.from_numpy(directions((rows,), spread=1.0)), generator())
+    d = KMeans(clusters).distances(torch.from_numpy(directions((rows,), spread=1.0)), seeded())
     assert d.tolist() == [0.0] * rows
 
 
 def test_fewer_different_samples_than_clusters_are_no_trouble() -> None:
     x = torch.eye(2).repeat(5, 1)
-    assert len(seed_centres(x, 3, generator())) == 2
-    assert KMeans().distances(x, generator()).tolist() == [0.0] * 10
+    assert len(seed_centres(x, 3, seeded())) == 2
+    assert KMeans().distances(x, seeded()).tolist() == [0.0] * 10
 
 
 def test_a_centre_that_is_nobodys_nearest_stays() -> None:
@@ -100,8 +97,8 @@ def test_a_centre_that_is_nobodys_nearest_stays() -> None:
 
 
 def test_embeddings_without_a_place_are_told() -> None:
-    with pytest.raises(GraspError, match="NaN or infinity"):
-        KMeans().distances(torch.tensor([[1.0, float("nan")]]), generator())
+    with pytest.raises(GraspError, match="NaN or infinite"):
+        KMeans().distances(torch.tensor([[1.0, float("nan")]]), seeded())
 
 
 # -- the draws -------------------------------------------------------------------------------------------------------
@@ -135,5 +132,5 @@ def test_it_keeps_the_contract_with_other_parameters(policy: KMeans) -> None:
 
 @pytest.mark.parametrize("wrong", [{"clusters": 0}, {"iterations": 0}, {"eps": 0.0}])
 def test_parameters_are_checked(wrong: dict[str, float]) -> None:
-    with pytest.raises(GraspError, match=f"{next(iter(wrong))}.* not"):
+    with pytest.raises(GraspError, match=f"{next(iter(wrong))} must be .*, got"):
         KMeans(**wrong)  # type: ignore[arg-type]

@@ -29,7 +29,7 @@ small = Buffer()
 small.insert(rng.standard_normal((2000, D), np.float32), rng.integers(100, size=2000))
 policy = policies.create(sys.argv[1])
 for held in (small, buffer):  # the first loads and compiles what is needed once
-    session = Session(held, Budget(10, 512), rng, network, needs=policy.needs | {"labels"})
+    session = Session(held, Budget(10, 512), rng, network, needs=policy.needs)
     before = peak()
     policy.begin(session)
 print((peak() - before) / buffer.nbytes)

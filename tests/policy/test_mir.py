@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,32 +15,17 @@ from graspcl.buffer import Buffer
 from graspcl.errors import GraspError
 from graspcl.policy import Budget, Session, batches
 from graspcl.policy.mir import Mir
+from graspcl.testing.common import ToyNetwork
 from graspcl.testing.policies import check_policy
 
 OLD, NEW = 30, 12
 
 
-class Outputs(NamedTuple):
-    embedding: torch.Tensor
-    logits: torch.Tensor
-
-
-class Learning(nn.Module):
-    """Two layers, the first frozen in part; dropout, so that a loss taken in train mode shows."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.frozen, self.body = nn.Linear(5, 6), nn.Linear(6, 7)
-        self.drop, self.head = nn.Dropout(0.5), nn.Linear(7, 4)
-        generator = torch.Generator().manual_seed(0)
-        with torch.no_grad():
-            for parameter in self.parameters():
-                parameter.copy_(torch.randn(parameter.shape, generator=generator))
-        self.frozen.requires_grad_(False)
-
-    def forward(self, inputs: torch.Tensor) -> Outputs:
-        embedding = self.drop(self.body(self.frozen(inputs).relu()).relu())
-        return Outputs(embedding, self.head(embedding))
+def network() -> ToyNetwork:
+    """In train mode, with the first layer frozen."""
+    made = ToyNetwork(5, classes=4)
+    made.weight.requires_grad_(False)
+    return made.train()
 
 
 def session(budget: Budget, seed: int = 0, lr: float = 0.3) -> Session:
@@ -48,19 +33,18 @@ def session(budget: Budget, seed: int = 0, lr: float = 0.3) -> Session:
     labels = np.concatenate([rng.integers(3, size=OLD), np.full(NEW, 3)])
     buffer = Buffer()
     buffer.insert(rng.normal(size=(OLD + NEW, 5)).astype(np.float32), labels)
-    needs = Mir.needs | {"labels"}
     buffer.since = OLD
-    return Session(buffer, budget, np.random.default_rng(seed), Learning().train(), lr=lr, needs=needs)
+    return Session(buffer, budget, np.random.default_rng(seed), network(), lr=lr)
 
 
 def interference(one: Session, incoming: np.ndarray) -> np.ndarray:
     """Of every old sample: its loss in a clone that was trained on `incoming`, minus its loss in the network."""
-    assert isinstance(one.network, nn.Module)
-    now, after = copy.deepcopy(one.network).eval(), copy.deepcopy(one.network).eval()
-    inputs, labels = one.buffer.fetch(incoming)
+    assert isinstance(one._network, nn.Module)
+    now, after = copy.deepcopy(one._network).eval(), copy.deepcopy(one._network).eval()
+    inputs, labels = one._buffer.fetch(incoming)
     nn.functional.cross_entropy(after(inputs).logits, labels).backward()
     torch.optim.SGD([p for p in after.parameters() if p.requires_grad], lr=one.lr).step()
-    inputs, labels = one.buffer.fetch(np.arange(OLD))
+    inputs, labels = one._buffer.fetch(np.arange(OLD))
     with torch.no_grad():
         losses = [nn.functional.cross_entropy(n(inputs).logits, labels, reduction="none") for n in (now, after)]
     return (losses[1] - losses[0]).numpy()
@@ -104,11 +88,11 @@ def test_candidates_are_uniform() -> None:
 
 def test_the_network_is_as_it_was() -> None:
     one = session(Budget(4, 6))
-    assert isinstance(one.network, nn.Module)
-    before = copy.deepcopy(one.network.state_dict())
+    assert isinstance(one._network, nn.Module)
+    before = copy.deepcopy(one._network.state_dict())
     list(batches(Mir(), one))
-    assert all(torch.equal(value, before[name]) for name, value in one.network.state_dict().items())
-    assert one.network.training and all(p.grad is None for p in one.network.parameters())
+    assert all(torch.equal(value, before[name]) for name, value in one._network.state_dict().items())
+    assert one._network.training and all(p.grad is None for p in one._network.parameters())
 
 
 @pytest.mark.parametrize("policy", [Mir(candidates=3)], ids=repr)
@@ -118,5 +102,5 @@ def test_it_keeps_the_contract_with_other_parameters(policy: Mir) -> None:
 
 @pytest.mark.parametrize("wrong", [{"candidates": 0}, {"candidates_per_pick": 0}])
 def test_parameters_are_checked(wrong: dict[str, Any]) -> None:
-    with pytest.raises(GraspError, match="mir takes candidates_per_pick >= 1"):
+    with pytest.raises(GraspError, match=f"{next(iter(wrong))} must be a whole number of at least 1"):
         Mir(**wrong)

@@ -50,10 +50,11 @@ class FewestRehearsals(Policy):
     """Has a history by the buffer's ids and listens to feedback."""
 
     decay: float = 0.5
+    needs = frozenset({"ids", "feedback"})
 
     def begin(self, session: Session) -> None:
-        self.score = {**dict.fromkeys(session.buffer.ids.tolist(), 0.0), **getattr(self, "score", {})}
-        self.ids = session.buffer.ids.copy()
+        self.score = {**dict.fromkeys(session.ids.tolist(), 0.0), **getattr(self, "score", {})}
+        self.ids = session.ids.copy()
 
     def select(self, session: Session, n: int) -> Array:
         weights = np.exp(-np.array([self.score[i] for i in self.ids.tolist()]))
@@ -70,8 +71,8 @@ class Highest(PlannedPolicy):
 
     needs = frozenset({"losses", "new"})
 
-    def plan(self, session: Session, budget: int, rng: np.random.Generator) -> Array:
-        return np.resize(np.argsort(-session.losses.numpy() + 0.0 * session.new), budget)
+    def plan(self, session: Session) -> Array:
+        return np.resize(np.argsort(-session.losses.numpy() + 0.0 * session.new), session.budget.samples)
 
 
 def test_policies_with_feedback_and_history_keep_it() -> None:
@@ -108,6 +109,11 @@ class Undeclared(Fair):
         return super().select(session, n) + 0 * len(session.embeddings)
 
 
+class Listens(Fair):
+    def observe(self, slots: Array, outputs: Any) -> None:
+        self.seen = slots
+
+
 class SaysBalanced(Fair):
     balanced = True
 
@@ -133,27 +139,27 @@ class WritesLabels(Fair):
 
 
 class Trains(Fair):
-    needs = frozenset({"embeddings"})
+    needs = frozenset({"labels", "embeddings"})
 
     def begin(self, session: Session) -> None:
-        assert isinstance(session.network, torch.nn.Module)
-        session.network.train()
+        assert isinstance(session._network, torch.nn.Module)
+        session._network.train()
 
 
 class Learns(Fair):
-    needs = frozenset({"embeddings"})
+    needs = frozenset({"labels", "embeddings"})
 
     def begin(self, session: Session) -> None:
         with torch.no_grad():
-            session.network.weight += 1  # type: ignore[union-attr]
+            session._network.weight += 1  # type: ignore[union-attr]
 
 
 class LeavesGradients(Fair):
-    needs = frozenset({"logits"})
+    needs = frozenset({"labels", "logits"})
 
     def begin(self, session: Session) -> None:
         with torch.enable_grad():
-            session.network.weight.sum().backward()  # type: ignore[union-attr]
+            session._network.weight.sum().backward()  # type: ignore[union-attr]
 
 
 class Forgets(FewestRehearsals):
@@ -186,7 +192,7 @@ class LabelsAreColumns(Fair):
     needs = frozenset({"labels", "logits"})
 
     def begin(self, session: Session) -> None:
-        session.logits[torch.arange(len(session.labels)), session.label_tensor]
+        session.logits[torch.arange(len(session.labels)), torch.from_numpy(session.labels.astype(np.int64))]
 
 
 class FailsOnOneSample(Fair):
@@ -220,20 +226,21 @@ class Inherits(Fair):
 
 
 BROKEN: list[tuple[type[Policy], str]] = [
-    (TooFew, r"three unequal classes: .*'TooFew' must return 6 slots in 0 … 21, not int64 of shape \(5,\)"),
+    (TooFew, r"three unequal classes: .*'TooFew' must return 6 slots in 0 … 21, got int64 of shape \(5,\)"),
     (OutOfRange, "'OutOfRange' must return"),
-    (FloatSlots, "not float64"),
-    (Undeclared, r"reads session.embeddings without naming it in `needs`"),
+    (FloatSlots, "got float64"),
+    (Undeclared, r"reads session.embeddings but does not name 'embeddings' in `needs`"),
+    (Listens, 'add "feedback" to `needs`'),
     (SaysBalanced, r"`balanced`, but the classes got \[\d+, \d+, \d+\] draws"),
     (NeedsMagic, "`needs` names {'magic'}"),
-    (GlobalRandom, "a global random generator was used"),
+    (GlobalRandom, "must draw from `session.rng` only, but draws from Python's global generator"),
     (OwnRandom, "two sessions with the same seed drew differently"),
-    (WritesLabels, "changed the buffer"),
+    (WritesLabels, "read-only"),
     (Trains, "train/eval mode"),
     (Learns, "changed the network's weights"),
     (LeavesGradients, r"left gradients in the network's \.grad"),
-    (Forgets, "restored by state_dict, the session went on differently"),
-    (FrontFirst, "which slot a sample lies in decides how often it is drawn"),
+    (Forgets, "restored by state_dict, the session continued differently"),
+    (FrontFirst, "the slot of a sample decides how often it is drawn"),
     (KeepsSession, "keeps the Session as self.session"),
     (Stale, "a second session, over a grown buffer: AssertionError: the buffer has grown"),
     (LabelsAreColumns, "labels with gaps: IndexError"),

@@ -23,9 +23,10 @@ class Mine(PlannedPolicy):
     """All samples in random order, again and again."""
     start: int = 0
 
-    def plan(self, session, budget, rng):
-        passes = -(-budget // len(session.labels)) + self.start
-        return np.concatenate([rng.permutation(len(session.labels)) for _ in range(passes)])[:budget]
+    def plan(self, session):
+        samples = session.budget.samples
+        passes = -(-samples // len(session)) + self.start
+        return np.concatenate([session.rng.permutation(len(session)) for _ in range(passes)])[:samples]
 '''
 
 

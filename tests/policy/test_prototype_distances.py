@@ -128,7 +128,7 @@ def test_small_embeddings_have_a_direction() -> None:
 @pytest.mark.parametrize("shape", [(4,), (4, 1), (3,)])
 def test_shapes_must_agree(shape: tuple[int, ...]) -> None:
     z = np.ones((4, 2)) if shape != (4,) else np.ones(4)
-    with pytest.raises(GraspError, match=r"embeddings \[N, D\] and labels \[N\] are needed, not shapes"):
+    with pytest.raises(GraspError, match=r"embeddings must be \[N, D\] and labels \[N\], got shapes"):
         prototype_distances(z, np.zeros(shape, int))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,37 +14,27 @@ from torch import nn
 
 from graspcl.buffer import Buffer
 from graspcl.errors import GraspError
-from graspcl.policy import Budget, PlannedPolicy, Policy, Session, batches, policies, rehearse
+from graspcl.policy import Budget, PlannedPolicy, Policy, Session, batches, policies
+from graspcl.policy.prototype import prototype_distances
 from graspcl.policy.session import evaluating
 from graspcl.random import restore_rng, rng_state
+from graspcl.testing.common import Outputs, ToyNetwork
 
 LABELS = np.array([2, 5, 2, 9, 5, 5, 2, 9, 9, 2, 2])
 COLUMN = {2: 0, 5: 1, 9: 2}
 
 
-class Outputs(NamedTuple):
-    embedding: torch.Tensor
-    logits: torch.Tensor
-
-
-class Counting(nn.Module):
-    """Counts samples and forward passes; dropout and normalisation make the mode matter."""
+class Counting(ToyNetwork):
+    """May fail."""
 
     def __init__(self, fails: bool = False) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(0)
-        self.weight = nn.Parameter(torch.randn(4, 6, generator=generator))
-        self.head = nn.Parameter(torch.randn(6, 3, generator=generator))
-        self.body = nn.Sequential(nn.BatchNorm1d(6), nn.Dropout(0.5))
+        super().__init__(4, classes=3)
         self.fails = fails
-        self.passes: list[int] = []
 
     def forward(self, inputs: torch.Tensor) -> Outputs:
         if self.fails:
             raise RuntimeError("broken network")
-        self.passes.append(len(inputs))
-        embedding = self.body(inputs @ self.weight)
-        return Outputs(embedding, embedding @ self.head)
+        return super().forward(inputs)
 
 
 def filled() -> Buffer:
@@ -81,7 +71,7 @@ def test_quantities_are_those_of_the_network_in_eval_mode_without_gradients() ->
     network = Counting().train()
     found = session(network, rows=rows)
     assert not found.embeddings.requires_grad and not found.losses.requires_grad
-    expected = network.eval()(found.buffer.fetch(np.arange(len(LABELS)))[0])
+    expected = network.eval()(found._buffer.fetch(np.arange(len(LABELS)))[0])
     assert found.embeddings.dtype == torch.float16
     torch.testing.assert_close(found.embeddings.float(), expected.embedding.detach(), rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(found.logits, expected.logits.detach())
@@ -96,7 +86,7 @@ def test_quantities_are_those_of_the_network_in_eval_mode_without_gradients() ->
 def test_every_module_keeps_its_mode(fails: bool, as_method: bool) -> None:
     network = Counting()
     expected = session(network.eval()).embeddings
-    network.train().body[0].eval()
+    network.train().norm.eval()
     network.fails = fails
     modes = [module.training for module in network.modules()]
     assert len(set(modes)) == 2
@@ -125,7 +115,7 @@ def test_no_global_generator_is_used() -> None:
     assert before[0] == after[0] and (before[1][1] == after[1][1]).all() and torch.equal(before[2], after[2])
 
 
-def test_new_samples_are_told_by_their_birth() -> None:
+def test_new_samples_are_those_since_settle() -> None:
     buffer = filled()
     buffer.settle()
     buffer.insert(np.ones((2, 4), np.float32), [2, 5])
@@ -139,7 +129,7 @@ def test_labels_and_groups_agree() -> None:
     assert [sorted(members[a:b]) for a, b in pairwise(offsets)] == [
         np.flatnonzero(one.labels == k).tolist() for k in (2, 5, 9)
     ]
-    assert one.label_tensor.dtype == torch.int64 and one.label_tensor.tolist() == LABELS.tolist()
+    assert session(rows=rows).rows.tolist() == [COLUMN[label] for label in LABELS.tolist()]
 
 
 @dataclass
@@ -153,19 +143,95 @@ class Reads(Policy):
         return np.zeros(n, np.int64)
 
 
-@pytest.mark.parametrize("quantity", ["embeddings", "logits", "losses", "new"])
+class ReadsNothing(Reads):
+    needs = frozenset()
+
+
+@pytest.mark.parametrize(
+    "quantity", ["labels", "groups", "rows", "ids", "births", "new", "embeddings", "distances", "logits", "losses"]
+)
 def test_a_quantity_that_was_not_declared_is_refused(quantity: str) -> None:
-    with pytest.raises(GraspError, match=rf"session\.{quantity} without naming it in `needs`"):
-        next(batches(Reads(quantity), session(Counting())))
+    declared = "labels" if quantity in ("groups", "rows") else quantity
+    with pytest.raises(GraspError, match=rf"session\.{declared} but does not name '{declared}' in `needs`"):
+        next(batches(ReadsNothing(quantity), session(Counting(), rows=rows)))
+
+
+@pytest.mark.parametrize("call", ["forward", "gradients", "losses_after_step"])
+def test_so_is_a_call_that_was_not_declared(call: str) -> None:
+    one = session(Counting(), rows=rows, needs=frozenset({"labels"}))
+    slots = np.arange(2)
+    with pytest.raises(GraspError, match="does not name"):
+        getattr(one, call)(*([slots, slots] if call == "losses_after_step" else [slots]))
+
+
+def test_the_default_of_needs_is_labels() -> None:
     assert len(next(batches(Reads("labels"), session()))) == 3
 
 
+@pytest.mark.parametrize("quantity", ["buffer", "network"])
+def test_a_policy_sees_neither_the_buffer_nor_the_network(quantity: str) -> None:
+    with pytest.raises(AttributeError, match=quantity):
+        next(batches(Reads(quantity), session(Counting())))
+
+
+@pytest.mark.parametrize("quantity", ["labels", "ids", "births", "distances"])
+def test_what_a_policy_reads_it_cannot_write(quantity: str) -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        getattr(session(Counting(), rows=rows), quantity)[0] = 1
+    with pytest.raises(AttributeError):
+        setattr(session(), quantity, None)
+
+
+def test_quantities_of_all_samples_are_refused_once_training_has_begun() -> None:
+    class Late(Reads):
+        needs = frozenset({"logits"})
+
+    with pytest.raises(GraspError, match=r"session\.logits is measured when a session starts"):
+        next(batches(Late("logits"), session(Counting())))
+
+
+def test_needs_may_be_a_plain_set_and_unknown_ones_are_refused() -> None:
+    class Plain(Reads):
+        needs = {"ids"}  # noqa: RUF012
+
+    class Magic(Reads):
+        needs = {"magic"}  # noqa: RUF012
+
+    assert len(next(batches(Plain("ids"), session()))) == 3
+    with pytest.raises(GraspError, match="policy 'Magic' needs 'magic'; a session offers labels, ids"):
+        next(batches(Magic(), session()))
+
+
+def test_distances_are_those_to_the_prototypes_of_the_groups() -> None:
+    one = session(Counting(), rows=rows)
+    expected = prototype_distances(one.embeddings, torch.from_numpy(LABELS))
+    assert one.distances.tolist() == expected.tolist() and len(one) == len(LABELS)
+
+
+@pytest.mark.parametrize("balanced", [True, False])
+def test_draw_spends_the_budget_by_weight_within_each_class_of_a_balanced_policy(balanced: bool) -> None:
+    @dataclass
+    class Drawn(PlannedPolicy):
+        needs = frozenset()
+
+        def plan(self, session: Session) -> np.ndarray:
+            return session.draw(np.where(np.arange(len(session)) < 4, 1.0, 0.0))
+
+    Drawn.balanced = balanced
+    drawn = np.concatenate(list(batches(Drawn(), session(budget=Budget(300, 3)))))
+    counts = np.bincount(drawn, minlength=len(LABELS))
+    assert counts[4:].sum() == 0 and (counts[:4] > 0).all()
+    per_class = [counts[k == LABELS].sum() for k in (2, 5, 9)]
+    assert per_class == [300] * 3 if balanced else per_class[0] > 380  # two of the four samples with weight
+    with pytest.raises(GraspError, match=r"one weight per stored sample, 11, got shape \(3,\)"):
+        session().draw(np.ones(3))
+
+
 def test_a_missing_network_or_missing_logits_are_told() -> None:
-    with pytest.raises(GraspError, match="the session a network"):
+    with pytest.raises(GraspError, match="give the session a network"):
         next(batches(policies.create("grasp"), session()))
-    one = session(nn.Identity())
-    one.needs = frozenset({"losses"})
-    with pytest.raises(GraspError, match=r"must return \.embedding and \.logits"):
+    one = session(nn.Identity(), needs=frozenset({"losses"}))
+    with pytest.raises(GraspError, match=r"returns \.embedding and \.logits"):
         _ = one.losses
 
 
@@ -200,12 +266,12 @@ class Returns(Policy):
 @pytest.mark.parametrize(
     ("what", "told"),
     [
-        ([1, 2], r"must return 3 slots in 0 … 10, not int64 of shape \(2,\)"),
-        ([1, 2, 11], "must return 3 slots in 0 … 10, not 1 … 11"),
-        ([-1, 2, 3], "not -1 … 3"),
-        ([0.5, 1.0, 2.0], "not float64"),
-        ([True, False, True], "not bool"),
-        (None, "not object"),
+        ([1, 2], r"must return 3 slots in 0 … 10, got int64 of shape \(2,\)"),
+        ([1, 2, 11], "must return 3 slots in 0 … 10, got 1 … 11"),
+        ([-1, 2, 3], "got -1 … 3"),
+        ([0.5, 1.0, 2.0], "got float64"),
+        ([True, False, True], "got bool"),
+        (None, "got object"),
     ],
 )
 def test_a_bad_selection_names_the_policy(what: Any, told: str) -> None:
@@ -217,12 +283,12 @@ def test_a_bad_selection_names_the_policy(what: Any, told: str) -> None:
 class PlansTooLittle(PlannedPolicy):
     """Plans one sample too few."""
 
-    def plan(self, session: Session, budget: int, rng: np.random.Generator) -> np.ndarray:
-        return np.zeros(budget - 1, np.int64)
+    def plan(self, session: Session) -> np.ndarray:
+        return np.zeros(session.budget.samples - 1, np.int64)
 
 
 def test_a_bad_plan_names_the_policy() -> None:
-    with pytest.raises(GraspError, match=r"policy 'PlansTooLittle' planned slots of shape \(11,\); the budget is 12"):
+    with pytest.raises(GraspError, match=r"policy 'PlansTooLittle' must plan 12 slots, .* got shape \(11,\)"):
         next(batches(PlansTooLittle(), session()))
 
 
@@ -240,15 +306,26 @@ def test_a_policy_without_its_one_method_is_told() -> None:
 
 
 def test_an_empty_buffer_is_told_unless_nothing_is_asked_of_it() -> None:
-    with pytest.raises(GraspError, match="the buffer is empty"):
-        next(rehearse(Buffer(), "grasp", Budget(1, 1)))
-    assert list(rehearse(Buffer(), "grasp", Budget(0, 1))) == []
+    for budget, message in ((Budget(1, 1), "the buffer is empty"), (Budget(0, 1), None)):
+        one = Session(Buffer(), budget, np.random.default_rng(0))
+        if message is None:
+            assert list(batches(policies.create("grasp"), one)) == []
+            continue
+        with pytest.raises(GraspError, match=message):
+            next(batches(policies.create("grasp"), one))
 
 
-@pytest.mark.parametrize("updates_and_size", [(-1, 3), (1, 0)])
-def test_a_budget_makes_sense(updates_and_size: tuple[int, int]) -> None:
-    with pytest.raises(GraspError, match="updates >= 0 and batch_size >= 1"):
-        Budget(*updates_and_size)
+@pytest.mark.parametrize(
+    ("updates", "batch_size", "message"),
+    [
+        (-1, 3, "updates must be a whole number of at least 0, got -1"),
+        (1, 0, "batch_size must be a whole number of at least 1, got 0"),
+        (1.5, 3, "updates must be a whole number of at least 0, got 1.5"),
+    ],
+)
+def test_a_budget_is_checked(updates: Any, batch_size: int, message: str) -> None:
+    with pytest.raises(GraspError, match=message):
+        Budget(updates, batch_size)
 
 
 @pytest.mark.parametrize("name", policies.names())
@@ -260,7 +337,7 @@ def test_an_interrupted_session_goes_on_as_if_nothing_had_been(name: str, begun:
     taken = [next(stream) for _ in range(max(begun, 1))]
     if begun == 0:  # stopped between `begin` and the first mini-batch
         stopped, first, taken = policies.create(name), session(Counting(), rows=rows), []
-        first.needs = stopped.needs | {"labels"}
+        first._serve(stopped, started=False)
         stopped.begin(first)
     restored, second = policies.create(name), session(Counting(), seed=99, rows=rows)
     restored.load_state_dict(stopped.state_dict())
@@ -278,17 +355,6 @@ def test_state_is_a_copy_and_replaces_what_was_there() -> None:
     assert used.state_dict() == {}
 
 
-def test_rehearse_gives_inputs_and_labels() -> None:
-    buffer = filled()
-    network = Counting()
-    given = list(rehearse(buffer, "grasp", Budget(2, 6), embed=network, rng=3))
-    assert [(x.shape, y.tolist()) for x, y in given] == [((6, 4), [2, 5, 9, 2, 5, 9])] * 2
-    stored = {tuple(x.tolist()): int(y) for x, y in zip(*buffer.fetch(np.arange(len(buffer))), strict=True)}
-    assert all(stored[tuple(x.tolist())] == int(y) for xs, ys in given for x, y in zip(xs, ys, strict=True))
-    again = list(rehearse(buffer, policies.create("grasp"), Budget(2, 6), embed=network, rng=np.random.default_rng(3)))
-    assert all(torch.equal(a[0], b[0]) for a, b in zip(given, again, strict=True))
-
-
 def test_groups_may_be_tasks_in_place_of_classes():
     """Prototypes and balance are then of tasks, whatever the classes within them."""
     buffer = Buffer(columns={"task": ((), np.int32)})
@@ -297,6 +363,9 @@ def test_groups_may_be_tasks_in_place_of_classes():
     by_class = Session(buffer, Budget(1, 6), np.random.default_rng(0))
     by_task = Session(buffer, Budget(1, 6), np.random.default_rng(0), groups_by="task")
     assert by_class.groups.number == 4 and by_task.groups.number == 2
-    assert by_task.group_tensor.tolist() == tasks.tolist() and by_class.group_tensor.tolist() == labels.tolist()
+    of_tasks = Session(
+        buffer, Budget(1, 6), np.random.default_rng(0), nn.Identity(), needs={"distances"}, groups_by="task"
+    )
+    assert of_tasks.distances.tolist() == prototype_distances(np.eye(6), tasks).tolist()
     drawn = np.bincount(tasks[next(iter(batches(policies.create("uniform_balanced", replace=False), by_task)))])
     assert drawn.tolist() == [3, 3]

@@ -1,4 +1,4 @@
-"""Images per second of every stage of latent rehearsal, under every way of executing the network, side by side."""
+"""Images per second of every stage of latent rehearsal, for every way of executing the network, side by side."""
 
 from __future__ import annotations
 
@@ -25,10 +25,8 @@ from graspcl.model import Execution, mobilenet_v3_large
 
 Call = Callable[[], object]
 Stage = Callable[[Siesta], Call]
-Columns = dict[str, Siesta | str]  # a learner, or the reason why there is none
-
-_CLASSES, _SECONDS = 10, 10.0  # a slow cell gets fewer rounds: none begins after these seconds
-_BASE = "fp32"  # what all others are compared with
+_CLASSES, _SECONDS = 10, 10.0  # no round of a cell starts after these seconds
+_BASE = "fp32"  # the execution that all others are compared with
 _EXECUTIONS = {
     _BASE: Execution(),
     "fp32 contiguous": Execution(channels_last=False),
@@ -40,21 +38,21 @@ _COMPILED = {"fp32 compiled": Execution(compile=True), "bf16 compiled": Executio
 
 @dataclass(frozen=True)
 class Rate:
-    """Images per second of a stage under an execution; `value` is None where it cannot run, and `detail` says why."""
+    """Images per second of a stage under an execution. `value` is None if it cannot run; `detail` says why."""
 
     bench: str
     what: str
     execution: str
     value: float | None = None
     ratio: float | None = None  # to fp32 in the same run
-    first: float | None = None  # seconds of the first call, which compiles where there is anything to compile
+    first: float | None = None  # seconds of the first call, including compilation
     detail: str = ""
     bar: None = None
     ok: bool = True
 
 
 def run(pixels: int = 224, compile: bool = False, images: int = 32, rounds: int = 7) -> Iterator[Rate]:
-    """MobileNetV3-Large with random weights on batches of `images` photos of `pixels` x `pixels`; medians of rounds."""
+    """Measure MobileNetV3-Large with random weights on batches of `images` photos of `pixels` x `pixels`."""
     photos, read, source = _photos(pixels, images)
     context = f"{pixels} px, batches of {images}, {torch.get_num_threads()} threads, {source}"
     columns = {name: _learner(how) for name, how in (_EXECUTIONS | (_COMPILED if compile else {})).items()}
@@ -92,7 +90,7 @@ def run(pixels: int = 224, compile: bool = False, images: int = 32, rounds: int 
 
 
 def show(rates: Iterable[Rate]) -> None:
-    """Print the rates as one table, which fills while they are measured; if stopped, with what there is by then."""
+    """Print the rates as one table that fills while they are measured. If stopped, print what was measured so far."""
     console, found = Console(), list[Rate]()
     try:
         with Live(console=console, auto_refresh=False, transient=True) as live:
@@ -105,7 +103,7 @@ def show(rates: Iterable[Rate]) -> None:
 
 
 def table(rates: list[Rate]) -> Table:
-    """One row per stage, one column per execution; the fastest of a row is bold."""
+    """Return a table with one row per stage and one column per execution. The fastest of a row is bold."""
     cells = {(rate.what, rate.execution): rate for rate in rates}
     stages, executions = (list(dict.fromkeys(names)) for names in zip(*cells, strict=True))
     context = next((rate.detail for rate in rates if rate.value is not None), "")
@@ -131,7 +129,7 @@ def _cell(rate: Rate | None, best: bool) -> str:
 
 
 def _caption(rates: list[Rate]) -> str:
-    """Why what was refused was refused, and how long the first calls of compiled networks took."""
+    """Reasons for refusals, and how long the first calls of compiled networks took."""
     lines = [f"{rate.execution}: {rate.detail}" for rate in rates if rate.value is None]
     for name in _COMPILED:
         if seconds := sum(rate.first or 0.0 for rate in rates if rate.execution == name):
@@ -140,7 +138,7 @@ def _caption(rates: list[Rate]) -> str:
 
 
 def _photos(pixels: int, images: int) -> tuple[torch.Tensor, Call | None, str]:
-    """Images [images, 3, pixels, pixels], how to read them, and what they are."""
+    """Images [images, 3, pixels, pixels], a function that reads them, and their description."""
     try:
         groceries = Groceries(pixels)
     except MissingExtra as error:
@@ -159,12 +157,12 @@ def _learner(execution: Execution) -> Siesta | str:
         return str(error)
     learner = Siesta(network, Buffer(), execution=execution)
     learner.meet(np.arange(_CLASSES))
-    execution.compiled(network.frozen)  # a learner has the plastic part compiled, which is called far more often
+    execution.compiled(network.frozen)  # a learner only compiles the plastic part, which is called far more often
     return learner
 
 
 def _fitted(latents: torch.Tensor) -> OPQ:
-    """A codec whose tables are of the paper's size; how well they fit does not change how fast they are."""
+    """A codec with tables of the paper's size. How well they fit does not change their speed."""
     vectors = latents.movedim(1, -1).flatten(0, -2)
     copies = -(-256 // len(vectors))
     return OPQ(iterations=1, samples=4096).fit(vectors.repeat(copies, 1))
@@ -201,7 +199,7 @@ def _waking(learner: Siesta, codec: OPQ, codes: torch.Tensor, labels: Array) -> 
 
 
 def _seconds(calls: dict[str, Call], rounds: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Seconds of the first call and the median of later ones, in rounds, so that all meet the same machine."""
+    """Seconds of the first call, and the median of later ones. Rounds alternate, so that load affects all alike."""
     first = {name: _time(call) for name, call in calls.items()}
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):

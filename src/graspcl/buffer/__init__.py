@@ -1,27 +1,30 @@
 """What is stored: columns of arrays, the class index, maintenance rules, bytes."""
 
 from graspcl.buffer.buffer import Buffer, Codes, Placed
-from graspcl.buffer.maintenance import Fifo, GDumb, LargestClass, Maintenance, Reservoir, Ring, rules
-from graspcl.buffer.scored_rules import ByClass, Clib, ExStream, Grasp, Gss, Herding, KMeans, MoF, Rainbow
+from graspcl.buffer.columns import Columns, code_array, finite_tensor, label_array
+from graspcl.buffer.maintenance import (
+    FifoRule,
+    GDumbRule,
+    LargestClassRule,
+    Maintenance,
+    ReservoirRule,
+    RingRule,
+    rules,
+)
+from graspcl.buffer.scored_rules import (
+    ByClassRule,
+    ClibRule,
+    ExStreamRule,
+    GraspRule,
+    GssRule,
+    HerdingRule,
+    KMeansRule,
+    MofRule,
+    RainbowRule,
+)
 
 __all__ = [
-    "Buffer",
-    "ByClass",
-    "Clib",
-    "Codes",
-    "ExStream",
-    "Fifo",
-    "GDumb",
-    "Grasp",
-    "Gss",
-    "Herding",
-    "KMeans",
-    "LargestClass",
-    "Maintenance",
-    "MoF",
-    "Placed",
-    "Rainbow",
-    "Reservoir",
-    "Ring",
-    "rules",
-]
+    "Buffer", "ByClassRule", "ClibRule", "Codes", "Columns", "ExStreamRule", "FifoRule", "GDumbRule", "GraspRule",
+    "GssRule", "HerdingRule", "KMeansRule", "LargestClassRule", "Maintenance", "MofRule", "Placed", "RainbowRule",
+    "ReservoirRule", "RingRule", "code_array", "finite_tensor", "label_array", "rules",
+]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Samples in slots 0 … n-1: columns of arrays and a class index. How many there may be is the buffer's business."""
+"""Samples in slots 0 … n-1: columns of arrays, a class index, a maintenance rule and a bound on samples or bytes."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from graspcl.buffer.capacity import METADATA_BYTES, Bound
-from graspcl.buffer.checks import (
+from graspcl.buffer.class_index import ClassIndex
+from graspcl.buffer.columns import (
     Columns,
+    Storage,
     code_array,
     column_arrays,
     finite_tensor,
     id_array,
     label_array,
-    rule_columns,
-    unused_folder,
+    pack,
+    unpack,
 )
-from graspcl.buffer.class_index import ClassIndex
-from graspcl.buffer.columns import Storage, pack, unpack
-from graspcl.buffer.maintenance import LargestClass, Maintenance, last_owner, rules
+from graspcl.buffer.maintenance import LargestClassRule, Maintenance, last_owner, rules
 from graspcl.checks import Array
 from graspcl.errors import GraspError, nearest
 from graspcl.random import restore_rng, rng_state
@@ -29,133 +29,12 @@ from graspcl.random import restore_rng, rng_state
 if TYPE_CHECKING:
     import torch
 
-    from graspcl.buffer.protocol import Codec
-
-# What is kept of every sample beside its code and the user's columns.
-OWN: Columns = {"labels": ((), np.int32), "ids": ((), np.int64), "births": ((), np.int64)}
-
-
-class Slots:
-    """Columns over slots 0 … n-1, where n is what is stored; `ragged` ones also keep the length of each code."""
-
-    def __init__(self, columns: Columns | None, folder: str | Path | None, ragged: bool) -> None:
-        self.index = ClassIndex()
-        self.seen = 0  # samples offered so far, kept or not
-        self.since = 0  # samples offered before this count are old
-        self._storage = Storage(folder)
-        self._ragged = ragged
-        self._extra = dict(columns or {})
-        if clash := {"codes", "lengths", *OWN} & self._extra.keys():
-            raise GraspError(f"a column cannot be called {clash.pop()!r}: the buffer has its own of that name")
-        self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
-
-    @property
-    def labels(self) -> Array:
-        """Class of each stored sample [n], int32, a view."""
-        return self._view("labels")
-
-    @property
-    def ids(self) -> Array:
-        """The user's number of each stored sample [n], int64, a view."""
-        return self._view("ids")
-
-    @property
-    def births(self) -> Array:
-        """When each stored sample arrived, counted in samples offered [n], int64, a view."""
-        return self._view("births")
-
-    @property
-    def new(self) -> Array:
-        """Which stored samples arrived since the last call of `settle` [n], bool."""
-        return self.births >= self.since
-
-    def settle(self) -> None:
-        """Count everything stored as old, as at the end of a rehearsal session."""
-        self.since = self.seen
-
-    @property
-    def columns(self) -> Columns:
-        """The columns the buffer was made with, as name -> (shape, dtype)."""
-        return self._extra
-
-    @property
-    def classes(self) -> Array:
-        """Labels of the classes stored, sorted."""
-        return self.index.classes
-
-    @property
-    def sizes(self) -> Array:
-        """Samples of each of `classes`."""
-        return self.index.sizes
-
-    def slots_of(self, label: int) -> Array:
-        """Slots of one class, a view."""
-        return self.index.slots_of(label)
-
-    def __getitem__(self, column: str) -> Array:
-        """A named column [n, …], a view that may be written to."""
-        if column not in self._storage and column not in {**self._extra, **OWN}:
-            raise GraspError(f"the buffer has no column {column!r}; {nearest(column, [*self._extra, 'codes', *OWN])}")
-        return self._view(column)
-
-    def append(self, labels: Array) -> Array:
-        """For maintenance rules: take new slots for `labels` [n] at the end."""
-        slots = np.arange(self._count, self._count + len(labels))
-        self.index.assign(slots, labels, np.full(len(labels), -1))
-        self._storage["labels"][slots] = labels
-        self._storage["births"][slots] = self.seen + np.arange(len(labels))
-        self._count += len(labels)
-        self.seen += len(labels)
-        return slots
-
-    def overwrite(self, slots: Array, labels: Array) -> None:
-        """For maintenance rules: put `labels` [n] into occupied `slots` [n], in turn; a slot may come twice."""
-        order = np.argsort(slots, kind="stable")
-        again = np.flatnonzero(slots[order][1:] == slots[order][:-1]) + 1
-        old = self._storage["labels"][slots].astype(np.int64)
-        old[order[again]] = labels[order[again - 1]]
-        self.index.assign(slots, labels, old)
-        final = last_owner(slots)
-        self._storage["labels"][final[final >= 0]] = labels[final >= 0]
-
-    def _view(self, name: str) -> Array:
-        if name not in self._storage:
-            shape, dtype = self._declared[name]
-            return np.empty((0, *shape), dtype)
-        return self._storage[name][: self._count]
-
-    @property
-    def _declared(self) -> Columns:
-        """All columns but the codes."""
-        return {**OWN, **({"lengths": ((), np.int64)} if self._ragged else {}), **self._extra}
-
-    def _close_gaps(self, gone: Array) -> None:
-        left = self._count - len(gone)
-        stays = np.ones(self._count, bool)
-        stays[gone] = False
-        source = left + np.flatnonzero(stays[left:])
-        target = np.flatnonzero(~stays[:left])
-        self.index.rename(source, target, self.labels[source].astype(np.int64))
-        for name in self._storage:
-            self._storage[name][target] = self._storage[name][source]
-        if self._ragged and self._count:
-            self._storage["codes"][left : self._count] = None  # else what is gone would stay in memory
-        self._count = left
-
-
-def positions(births: Array, wanted: Array) -> Array:
-    """Where each of `wanted` [m] stands in `births` [n], whose values are all different; -1 where it does not."""
-    if not len(births):
-        return np.full(len(wanted), -1)
-    order = np.argsort(births)
-    place = order[np.searchsorted(births, wanted, sorter=order).clip(max=len(births) - 1)]
-    return np.where(births[place] == wanted, place, -1)
-
+    from graspcl.codec import Codec
 
 Codes: TypeAlias = "torch.Tensor | Array"  # objects, if the codec is ragged
+
+# Kept of every sample beside its code and the user's columns.
+OWN: Columns = {"labels": ((), np.int32), "ids": ((), np.int64), "births": ((), np.int64)}
 
 
 class Placed(NamedTuple):
@@ -165,12 +44,17 @@ class Placed(NamedTuple):
     evicted: Array
 
 
-class Buffer(Slots):
+class Buffer:
     """Stored samples in slots 0 … n-1, with a class index, a maintenance rule and a bound on samples or bytes.
 
-    `capacity` is a number of samples, a size such as "1.5GB" (codes, labels, ids, columns, metadata and the codec's
-    tables all count) or None. `columns` adds named values per sample, as name -> (shape, dtype). `storage` is "ram" or
-    a folder for memory-mapped .npy files. `rng` (a generator or a seed) decides what is evicted.
+    Args:
+        capacity: number of samples, a size such as "1.5GB", or None for no bound. Codes, labels, ids, columns, metadata
+            and the codec's tables all count as bytes.
+        codec: how inputs are stored; unmodified by default.
+        maintenance: the rule that evicts samples, or its name; by default the paper's, `largest_class`.
+        columns: named values per sample, as name -> (shape, dtype).
+        storage: "ram", or a folder for memory-mapped .npy files.
+        rng: a generator or a seed that decides what is evicted.
 
     >>> buffer = Buffer(capacity=3, columns={"loss": ((), np.float32)})
     >>> placed = buffer.insert(np.eye(4, dtype=np.float32), labels=[0, 0, 0, 1])
@@ -190,25 +74,77 @@ class Buffer(Slots):
         if isinstance(codec, str):
             raise GraspError(f"the buffer takes a codec, not its name: graspcl.codec.codecs.create({codec!r})")
         self.codec = codec
-        self.maintenance = rules.create(maintenance) if isinstance(maintenance, str) else maintenance or LargestClass()
+        self.maintenance = (
+            rules.create(maintenance) if isinstance(maintenance, str) else maintenance or LargestClassRule()
+        )
+        self.index = ClassIndex()
+        self.columns = dict(columns or {})  # those the buffer was made with
+        self.seen = 0  # samples offered so far, kept or not
+        self.since = 0  # samples offered before this count are old
+        self.incoming: dict[str, Array] = {}  # the batch's column values during an insertion, for maintenance rules
+        self._ragged = codec is not None and codec.ragged
         self._bound = Bound(capacity)
         self._rng = np.random.default_rng(rng)
-        ragged = codec is not None and codec.ragged
-        if storage != "ram" and ragged:
-            raise GraspError(f"codec {type(codec).__name__} stores samples of different lengths: use storage='ram'")
-        if storage != "ram":
-            unused_folder(Path(storage))
-        super().__init__(columns, None if storage == "ram" else storage, ragged)
-        rule_columns(self.maintenance, self._extra)
-        self.incoming: dict[str, Array] = {}  # during an insertion, the batch's column values: for maintenance rules
+        self._count = 0
         self._shape: tuple[int, ...] | None = None  # of one code, known from the first insertion on
         self._overfull = False
+        self._check_columns()
+        if storage != "ram":
+            self._check_folder(Path(storage))
+        self._storage = Storage(None if storage == "ram" else storage)
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, column: str) -> Array:
+        """Return a named column [n, …], a view that may be written to."""
+        if column not in self._storage and column not in {**self.columns, **OWN}:
+            raise GraspError(f"the buffer has no column {column!r}; {nearest(column, [*self.columns, 'codes', *OWN])}")
+        return self._view(column)
+
+    @property
+    def labels(self) -> Array:
+        """Class of each stored sample [n], int32, a view."""
+        return self._view("labels")
+
+    @property
+    def ids(self) -> Array:
+        """The user's number of each stored sample [n], int64, a view."""
+        return self._view("ids")
+
+    @property
+    def births(self) -> Array:
+        """When each stored sample arrived, counted in samples offered [n], int64, a view."""
+        return self._view("births")
+
+    @property
+    def new(self) -> Array:
+        """Whether each stored sample arrived since the last call of `settle` [n], bool."""
+        return self.births >= self.since
+
+    def settle(self) -> None:
+        """Count everything stored as old, as at the end of a rehearsal session."""
+        self.since = self.seen
+
+    @property
+    def classes(self) -> Array:
+        """Sorted labels of the stored classes."""
+        return self.index.classes
+
+    @property
+    def sizes(self) -> Array:
+        """Number of samples of each of `classes`."""
+        return self.index.sizes
+
+    def slots_of(self, label: int) -> Array:
+        """Return the slots of one class, a view."""
+        return self.index.slots_of(label)
+
     @property
     def capacity(self) -> int | None:
-        """Samples the buffer may hold; known from the first insertion on when it was given in bytes."""
+        """Number of samples that fit. If given in bytes, it is known from the first insertion on."""
         return self._bound.samples
 
     @property
@@ -219,37 +155,32 @@ class Buffer(Slots):
     @property
     def nbytes(self) -> int:
         """Bytes that count against the capacity: codes, columns and metadata of what is stored, and the codec."""
-        tables = 0 if self.codec is None else self.codec.nbytes
         lengths = int(self._view("lengths").sum()) if self._ragged else 0
-        return tables + lengths + (self._count * (self._sample_bytes + METADATA_BYTES) if self._count else 0)
-
-    @property
-    def _sample_bytes(self) -> int:
-        return self._storage.row_bytes - sum(np.dtype(dtype).itemsize for _, dtype in OWN.values())
+        return self._tables + lengths + (self._count * (self._sample_bytes + METADATA_BYTES) if self._count else 0)
 
     def fetch(self, slots: Any, device: torch.device | str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs [m, …] and labels [m] in `slots`; only codes cross to the device, where they are decoded."""
+        """Return inputs [m, …] and labels [m] of `slots` [m]. Codes are decoded on the device."""
         import torch
 
         if self._shape is None:
             raise GraspError("the buffer is empty: insert samples before fetching")
         slots = torch.as_tensor(slots, dtype=torch.int64)
         if len(slots) and (int(slots.min()) < 0 or int(slots.max()) >= self._count):
-            raise GraspError(f"slots lie in 0 … {self._count - 1}, not {int(slots.min())} … {int(slots.max())}")
+            raise GraspError(f"slots must be in 0 … {self._count - 1}, got {int(slots.min())} … {int(slots.max())}")
         labels = torch.from_numpy(self._storage["labels"]).index_select(0, slots).to(device, torch.int64)
         if self._ragged:
             return self.decode(self._storage["codes"][slots.numpy()], device), labels
         return self.decode(torch.from_numpy(self._storage["codes"]).index_select(0, slots), device), labels
 
     def encode(self, inputs: Any) -> Codes:
-        """Codes [n, …] of inputs [n, …], as they would be stored."""
-        if self.codec is not None and self.codec.ragged:
-            return self.codec.encode(inputs)
+        """Return the codes [n, …] of inputs [n, …], as they would be stored."""
+        if self.codec is not None and self._ragged:
+            return self.codec.encode(inputs)  # type: ignore[no-any-return]
         tensor = finite_tensor(inputs)
         return tensor.detach().cpu() if self.codec is None else self.codec.encode(tensor)
 
     def decode(self, codes: Codes, device: torch.device | str = "cpu") -> torch.Tensor:
-        """Inputs [n, …] of codes [n, …], on the device: only codes cross to it, unless they are objects."""
+        """Return the inputs [n, …] of codes [n, …] on the device. Tensor codes are decoded there."""
         import torch
 
         if self.codec is not None and self._ragged:
@@ -258,7 +189,7 @@ class Buffer(Slots):
         return codes if self.codec is None else self.codec.decode(codes)
 
     def draw_seed(self) -> int:
-        """A seed from the buffer's own generator, for who draws from the buffer and has no generator."""
+        """Draw a seed from the buffer's own generator, for callers without a generator."""
         return int(self._rng.integers(2**63))
 
     # -- writing ---------------------------------------------------------------------------------------------------
@@ -271,10 +202,14 @@ class Buffer(Slots):
         columns: Mapping[str, Any] | None = None,
         overflow: bool = False,
     ) -> Placed:
-        """Store a batch: `inputs` [n, …] (tensor or array), integer `labels` [n], optional `ids` [n] and column values.
+        """Store a batch. Anything wrong with it is found before anything stored changes.
 
-        With `overflow` (the offline setting) all are kept, beyond the capacity if need be, until `compress`.
-        Whatever is wrong with the batch is found before anything stored changes.
+        Args:
+            inputs: tensor or array [n, …], or what the codec takes.
+            labels: integers [n].
+            ids: the user's integer for each sample [n]; by default the count of samples offered.
+            columns: values of the buffer's columns by name [n, …].
+            overflow: keep all samples, even beyond the capacity, until `compress` (the offline setting).
         """
         return self.insert_codes(self.encode(inputs), labels, ids, columns, overflow)
 
@@ -286,17 +221,17 @@ class Buffer(Slots):
         columns: Mapping[str, Any] | None = None,
         overflow: bool = False,
     ) -> Placed:
-        """As `insert`, for a batch that is encoded already (`encode`)."""
+        """As `insert`, for a batch that is already encoded (`encode`)."""
         labels = label_array(labels)
         stored = None if self._shape is None else self._storage["codes"]
         codes = code_array(codes, len(labels), stored, self._ragged)
         ids = self.seen + np.arange(len(labels)) if ids is None else id_array(ids, len(labels))
-        extra = column_arrays(columns or {}, self._extra, len(labels), self.maintenance)
+        extra = column_arrays(columns or {}, self.columns, len(labels), self.maintenance)
         if not len(labels):
             return Placed(np.empty(0, np.int64), np.empty(0, np.int64))
         if self._overfull and not overflow:
-            raise GraspError("the buffer was last filled with overflow=True: call compress() before inserting without")
-        if self.codec is not None and self.codec.ragged:
+            raise GraspError("the last insertion had overflow=True: call compress() before inserting without it")
+        if self.codec is not None and self._ragged:
             extra["lengths"] = self.codec.lengths(codes)
         self._make_room(codes, extra.get("lengths"), overflow)
         before, held, self.incoming = self.seen, self._count, extra
@@ -311,12 +246,12 @@ class Buffer(Slots):
         if overflow or not self._by_length:
             return Placed(slots, np.sort(slots[(slots >= 0) & (slots < held)]))
         gone = self._shrink()
-        return Placed(positions(self.births, before + np.arange(len(labels))), gone[gone < held])
+        return Placed(_positions(self.births, before + np.arange(len(labels))), gone[gone < held])
 
     def compress(self) -> Array:
-        """Bring an overfull buffer back to its capacity; returns the slots, as they were, of the samples that went.
+        """Shrink an overfull buffer to its capacity; return the former slots of the samples that were evicted.
 
-        Remaining samples move so that slots stay 0 … n-1; their columns move along.
+        Remaining samples move with their columns, so that slots stay 0 … n-1.
         """
         if not self._overfull:
             return np.empty(0, np.int64)
@@ -325,24 +260,52 @@ class Buffer(Slots):
         return gone
 
     def remove(self, slots: Any) -> None:
-        """Forget the samples in `slots` [m]; what was counted of the stream stays counted. Remaining samples move so
-        that slots stay 0 … n-1; their columns move along."""
+        """Delete the samples in `slots` [m]. `seen` does not change.
+
+        Remaining samples move with their columns, so that slots stay 0 … n-1.
+        """
         gone = np.unique(np.asarray(slots, np.int64))
         if len(gone) and (gone[0] < 0 or gone[-1] >= self._count):
-            raise GraspError(f"slots lie in 0 … {self._count - 1}, not {gone[0]} … {gone[-1]}; nothing was removed")
-        self.index.discard(gone, self.labels[gone].astype(np.int64))
-        self._close_gaps(gone)
+            raise GraspError(f"slots must be in 0 … {self._count - 1}, got {gone[0]} … {gone[-1]}; nothing was removed")
+        self._close_gaps(self.discard(gone))
         self.maintenance.renumbered(self)
 
     def clear(self) -> None:
-        """Forget every stored sample; what was counted of the stream stays counted."""
+        """Delete every stored sample. `seen` does not change."""
         self.remove(np.arange(self._count))
         self._overfull = False
+
+    # -- for maintenance rules -------------------------------------------------------------------------------------
+
+    def append(self, labels: Array) -> Array:
+        """Take new slots at the end for `labels` [n]; return them."""
+        slots = np.arange(self._count, self._count + len(labels))
+        self.index.assign(slots, labels, np.full(len(labels), -1))
+        self._storage["labels"][slots] = labels
+        self._storage["births"][slots] = self.seen + np.arange(len(labels))
+        self._count += len(labels)
+        self.seen += len(labels)
+        return slots
+
+    def overwrite(self, slots: Array, labels: Array) -> None:
+        """Put `labels` [n] into occupied `slots` [n], in turn. A slot may occur twice."""
+        order = np.argsort(slots, kind="stable")
+        again = np.flatnonzero(slots[order][1:] == slots[order][:-1]) + 1
+        old = self._storage["labels"][slots].astype(np.int64)
+        old[order[again]] = labels[order[again - 1]]
+        self.index.assign(slots, labels, old)
+        final = last_owner(slots)
+        self._storage["labels"][final[final >= 0]] = labels[final >= 0]
+
+    def discard(self, slots: Array) -> Array:
+        """Take `slots` [m] out of the class index and return them."""
+        self.index.discard(slots, self.labels[slots].astype(np.int64))
+        return slots
 
     # -- state -----------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that decides what the buffer holds and will do: arrays, numbers and strings only."""
+        """Return everything that decides what the buffer holds and will do: arrays, numbers and strings only."""
         return {
             "count": self._count,
             "seen": self.seen,
@@ -359,12 +322,12 @@ class Buffer(Slots):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave, into a buffer made with the same codec, rule and columns."""
+        """Restore a state from `state_dict` into a buffer made with the same codec, rule and columns."""
         if (kind := type(self.codec).__name__) != state["codec_kind"]:
-            raise GraspError(f"the state is of a buffer with codec {state['codec_kind']}, this one has {kind}")
+            raise GraspError(f"the state was saved with codec {state['codec_kind']}, this one has {kind}")
         columns = dict(state["columns"])
         if columns and (differ := {"codes", *self._declared} ^ columns.keys()):
-            raise GraspError(f"the buffer and the state to restore differ in columns: {', '.join(sorted(differ))}")
+            raise GraspError(f"the buffer and the state differ in columns: {', '.join(sorted(differ))}")
         if columns and self._ragged:
             columns["codes"] = unpack(columns["codes"])
         storage = Storage(self._storage.folder, columns)
@@ -372,7 +335,7 @@ class Buffer(Slots):
             self.codec.load_state_dict(state["codec"])
         self._storage = storage
         self._count, self.seen, self._overfull = int(state["count"]), int(state["seen"]), bool(state["overfull"])
-        self.since = int(state.get("since", 0))  # states of earlier versions keep it elsewhere
+        self.since = int(state.get("since", 0))  # states of earlier versions have it in the learner
         self._bound.samples = state["capacity"]
         self._shape = None if state["shape"] is None else tuple(state["shape"])
         self.index.load_state_dict(state["index"])
@@ -381,22 +344,59 @@ class Buffer(Slots):
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
+    @property
+    def _declared(self) -> Columns:
+        """All columns but the codes."""
+        return {**OWN, **({"lengths": ((), np.int64)} if self._ragged else {}), **self.columns}
+
+    @property
+    def _tables(self) -> int:
+        return 0 if self.codec is None else self.codec.nbytes
+
+    @property
+    def _sample_bytes(self) -> int:
+        return self._storage.row_bytes - sum(np.dtype(dtype).itemsize for _, dtype in OWN.values())
+
+    def _check_columns(self) -> None:
+        if clash := {"codes", "lengths", *OWN} & self.columns.keys():
+            raise GraspError(f"a column cannot be named {clash.pop()!r}: the buffer has its own column of that name")
+        if missing := sorted(self.maintenance.columns - self.columns.keys()):
+            needed = ", ".join(f"{name!r}: (shape, np.float32)" for name in missing)
+            raise GraspError(
+                f"{type(self.maintenance).__name__} needs columns that the buffer does not have; add "
+                f"columns={{{needed}}}, where shape is () for a number and (d,) for a vector "
+                "(the rule's columns_for(embedding, features) returns them)"
+            )
+
+    def _check_folder(self, folder: Path) -> None:
+        if self._ragged:
+            raise GraspError(f"codec {type(self.codec).__name__} has codes of different lengths: use storage='ram'")
+        if any(folder.glob("*.npy")):
+            raise GraspError(
+                f"{folder} already holds arrays; give the buffer an empty folder (to keep one, save its state_dict())"
+            )
+
+    def _view(self, name: str) -> Array:
+        if name not in self._storage:
+            shape, dtype = self._declared[name]
+            return np.empty((0, *shape), dtype)
+        return self._storage[name][: self._count]
+
     def _saved(self, name: str) -> Any:
         column = self._storage[name][: self._count]
         return pack(column) if self._ragged and name == "codes" else np.array(column)
 
     def _make_room(self, codes: Array, lengths: Array | None, overflow: bool) -> None:
-        """Room for a batch; the first one tells how large a sample is, and so how many fit."""
+        """Make room for a batch. The first one shows how large a sample is, and so how many fit."""
         if self._shape is None:
             declared = {"codes": (codes.shape[1:], codes.dtype), **self._declared}
             self._storage = Storage(self._storage.folder, {n: np.empty((0, *s), t) for n, (s, t) in declared.items()})
-        tables = 0 if self.codec is None else self.codec.nbytes
-        if lengths is not None:  # samples differ: each must fit alone, and as many fit as are of mean length
-            self._bound.settle(self._sample_bytes + int(lengths.max()), tables)
+        if lengths is not None:  # each sample must fit alone, and as many fit as have the mean length
+            self._bound.settle(self._sample_bytes + int(lengths.max()), self._tables)
             every = np.concatenate([self._view("lengths"), lengths])
-            self._bound.settle(self._sample_bytes + int(np.ceil(every.mean())), tables)
+            self._bound.settle(self._sample_bytes + int(np.ceil(every.mean())), self._tables)
         elif self._shape is None:
-            self._bound.settle(self._sample_bytes, tables)
+            self._bound.settle(self._sample_bytes, self._tables)
         if self.capacity is None or overflow or self._by_length:
             self._storage.reserve(self._count + len(codes))
         else:
@@ -405,23 +405,44 @@ class Buffer(Slots):
 
     @property
     def _by_length(self) -> bool:
-        """Whether how many samples fit depends on which: then all enter first, and the rule lets go of the excess."""
+        """Whether the number of samples that fit depends on their lengths: all enter first, then the rule evicts."""
         return self._ragged and self._bound.nbytes is not None
 
     def _excess(self) -> int:
-        """How many samples too many there are; where lengths differ, if they were of mean length."""
+        """Number of samples over the capacity; if lengths differ, as if all had the mean length."""
         if not self._by_length or not self._count:
             return 0 if self.capacity is None else max(0, self._count - self.capacity)
-        tables = 0 if self.codec is None else self.codec.nbytes
         over = self.nbytes - (self._bound.nbytes or 0)
-        return max(0, min(self._count - 1, -(-over * self._count // (self.nbytes - tables))))
+        return max(0, min(self._count - 1, -(-over * self._count // (self.nbytes - self._tables))))
 
     def _shrink(self) -> Array:
-        """Let the rule discard what is too much; returns the slots, as they were, of the samples that went."""
+        """Let the rule discard the excess; return the former slots of the samples that were evicted."""
         before, excess = self.births.copy(), self._excess()
         while True:
             self._close_gaps(self.maintenance.shrink(self, excess, self._rng))
-            if not (excess := self._excess()):  # samples of different lengths may take more than one round
+            if not (excess := self._excess()):  # different lengths may take several rounds
                 break
         self.maintenance.renumbered(self)
-        return np.flatnonzero(positions(self.births, before) < 0)
+        return np.flatnonzero(_positions(self.births, before) < 0)
+
+    def _close_gaps(self, gone: Array) -> None:
+        left = self._count - len(gone)
+        stays = np.ones(self._count, bool)
+        stays[gone] = False
+        source = left + np.flatnonzero(stays[left:])
+        target = np.flatnonzero(~stays[:left])
+        self.index.rename(source, target, self.labels[source].astype(np.int64))
+        for name in self._storage:
+            self._storage[name][target] = self._storage[name][source]
+        if self._ragged and self._count:
+            self._storage["codes"][left : self._count] = None  # release the memory of evicted codes
+        self._count = left
+
+
+def _positions(births: Array, wanted: Array) -> Array:
+    """Position of each of `wanted` [m] in `births` [n], whose values are all different; -1 if it is missing."""
+    if not len(births):
+        return np.full(len(wanted), -1)
+    order = np.argsort(births)
+    place = order[np.searchsorted(births, wanted, sorter=order).clip(max=len(births) - 1)]
+    return np.where(births[place] == wanted, place, -1)

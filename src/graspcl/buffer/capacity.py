@@ -8,25 +8,16 @@ import numpy as np
 
 from graspcl.errors import GraspError
 
-# What the buffer keeps beside a stored sample: label 4, id 8, birth 8, class index 8 and its slack. It is enough for
-# two and more classes, of twenty and more samples on average.
+# Bytes kept beside each code: label 4, id 8, birth 8, class index 8 and its unused room. 32 bytes suffice for at least
+# 2 classes averaging 20 samples.
 METADATA_BYTES = 32
 
-_UNITS = {
-    "B": 1,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-    "KIB": 2**10,
-    "MIB": 2**20,
-    "GIB": 2**30,
-    "TIB": 2**40,
-}
+_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
 class Bound:
-    """What a buffer was told to hold at most, and how many `samples` that is: None as long as it is not known.
+    """The limit of a buffer as `given`, and the number of `samples` that fit, None while unknown.
 
     >>> bound = Bound("1MB")
     >>> bound.settle(sample_bytes=968, codec_bytes=0)
@@ -39,17 +30,17 @@ class Bound:
         self.samples: int | None = None
         self.nbytes: int | None = None
         if isinstance(given, str):
-            self.nbytes = parse_bytes(given)  # a misspelt size is found here, not at the first insertion
+            self.nbytes = parse_bytes(given)  # report a misspelt size now, not at the first insertion
         else:
             self.settle(0, 0)
 
     def settle(self, sample_bytes: int, codec_bytes: int) -> None:
-        """Count in samples of this size, beside the codec's tables."""
+        """Compute how many samples of this size fit beside the codec's tables."""
         self.samples = capacity_in_samples(self.given, sample_bytes, codec_bytes)
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes in a size such as "1.5GB" (decimal, as in the paper) or "512 MiB".
+    """Return the bytes in a size such as "1.5GB" (decimal, as in the paper) or "512 MiB".
 
     >>> parse_bytes("1.5GB")
     1500000000
@@ -61,7 +52,7 @@ def parse_bytes(text: str) -> int:
 
 
 def capacity_in_samples(capacity: int | str | None, sample_bytes: int, codec_bytes: int) -> int | None:
-    """How many samples fit: each takes `sample_bytes` and its metadata; the codec's tables are paid for first.
+    """Return how many samples fit. Each takes `sample_bytes` and its metadata; the codec's tables come first.
 
     >>> capacity_in_samples("1.5GB", sample_bytes=1568, codec_bytes=107520)
     937432
@@ -76,5 +67,5 @@ def capacity_in_samples(capacity: int | str | None, sample_bytes: int, codec_byt
             raise GraspError(f"a buffer of {capacity} holds no sample: one needs {least:,} bytes with its codec")
         return fits
     if isinstance(capacity, bool) or not isinstance(capacity, int | np.integer) or capacity < 1:
-        raise GraspError(f"buffer capacity must be a positive number of samples, a size or None, not {capacity!r}")
+        raise GraspError(f"buffer capacity must be a positive number of samples, a size or None, got {capacity!r}")
     return int(capacity)

@@ -1,20 +1,23 @@
-"""Which slots hold which class: constant-time insertion, deletion, random choice and largest class."""
+"""Which slots hold which class: insertion, deletion, random choice and largest class in constant time."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from graspcl.checks import Array
 
-# Runs and arrays grow by an eighth, so that slack stays within the metadata allowance of 32 bytes a sample.
+if TYPE_CHECKING:
+    from graspcl.buffer.kernels import IndexArrays
+
+# Arrays grow by an eighth, so that unused room stays within the allowance of 32 bytes per sample.
 _GROWTH = 1.125
 _SMALLEST = 4
 
 
 class ClassIndex:
-    """The slots of every class, as one pool of integers with a run per class.
+    """The slots of every class: one pool of integers with a run per class (see `kernels.IndexArrays`).
 
     >>> index = ClassIndex()
     >>> index.assign(np.array([0, 1, 2]), np.array([7, 5, 7]), old=np.array([-1, -1, -1]))
@@ -38,12 +41,12 @@ class ClassIndex:
 
     @property
     def classes(self) -> Array:
-        """Labels of the classes that have a sample, sorted."""
+        """Sorted labels of the classes that have samples."""
         return np.flatnonzero(self._size)
 
     @property
     def sizes(self) -> Array:
-        """Samples of each of `classes`."""
+        """Number of samples of each of `classes`."""
         return self._size[self.classes].astype(np.int64)
 
     @property
@@ -52,7 +55,7 @@ class ClassIndex:
         return sum(a.nbytes for a in (self._pool, self._pos, *self._per_class, self._above))
 
     def slots_of(self, label: int) -> Array:
-        """The slots of one class [n], a view that the next insertion may change; empty for an unknown class."""
+        """Return the slots of one class [n], empty if unknown: a read-only view that the next insertion may change."""
         if not 0 <= label < len(self._size):
             return np.empty(0, np.int32)
         run = self._pool[self._start[label] : self._start[label] + self._size[label]]
@@ -60,65 +63,65 @@ class ClassIndex:
         return run
 
     def at(self, labels: Array, places: Array) -> Array:
-        """The slot at each of `places` in the run of its class [n]."""
+        """Return the slot at each of `places` in the run of its class [n]."""
         return self._pool[self._start[labels] + places].astype(np.int64)
 
     def grouped(self) -> tuple[Array, Array]:
-        """All slots ordered by class, and the K+1 offsets at which the classes begin."""
+        """Return all slots ordered by class, and the K+1 offsets at which classes start."""
         classes = self.classes
         offsets = np.concatenate(([0], np.cumsum(self._size[classes])))
         if not len(classes):
             return np.empty(0, np.int64), offsets
         return np.concatenate([self.slots_of(int(c)) for c in classes]).astype(np.int64), offsets
 
-    # -- changes, each in the order given -----------------------------------------------------------------------
+    # -- changes, in the given order -------------------------------------------------------------------------------
 
     def assign(self, slots: Array, labels: Array, old: Array) -> None:
-        """Put class `labels[i]` into `slots[i]`, in turn; `old[i]` is the class the slot held just before, or -1."""
+        """Put class `labels[i]` into `slots[i]`, in turn. `old[i]` is the class the slot held just before, or -1."""
         from graspcl.buffer import kernels
 
         self.reserve(labels, slots)
-        kernels.assign(slots, labels, old, *self._arrays)
+        kernels.assign(slots, labels, old, self._arrays)
 
     def discard(self, slots: Array, labels: Array) -> None:
         """Take `slots` out of their classes."""
         from graspcl.buffer import kernels
 
-        kernels.discard(slots, labels, *self._arrays)
+        kernels.discard(slots, labels, self._arrays)
 
     def replace_largest(self, labels: Array, rng: np.random.Generator) -> Array:
-        """For each label in turn, a random sample of the largest class makes room; returns the slots."""
+        """For each label in turn, evict a random sample of the largest class; return the slots."""
         from graspcl.buffer import kernels
 
         slots = np.empty(len(labels), np.int64)
         self.reserve(labels, slots[:0])
-        kernels.replace_largest(labels, rng.random((len(labels), 2)), slots, *self._arrays)
+        kernels.replace_largest(labels, rng.random((len(labels), 2)), slots, self._arrays)
         return slots
 
     def remove_largest(self, number: int, rng: np.random.Generator) -> Array:
-        """`number` times, a random sample of the largest class goes; returns the slots."""
+        """Evict a random sample of the largest class, `number` times; return the slots."""
         from graspcl.buffer import kernels
 
         slots = np.empty(number, np.int64)
-        kernels.remove_largest(rng.random((number, 2)), slots, *self._arrays)
+        kernels.remove_largest(rng.random((number, 2)), slots, self._arrays)
         return slots
 
     def rename(self, source: Array, target: Array, labels: Array) -> None:
-        """The samples in slots `source`, of classes `labels`, now lie in the free slots `target`."""
+        """Move the samples in slots `source`, of classes `labels`, to the free slots `target`."""
         self._pool[self._start[labels] + self._pos[source]] = target
         self._pos[target] = self._pos[source]
 
     def sort_runs(self, key: Array) -> None:
-        """Order the slots within each class by `key` [n], a number for every slot."""
+        """Sort the slots within each class by `key` [n], one number per slot."""
         for c in self.classes:
             run = self._pool[self._start[c] : self._start[c] + self._size[c]]
             run[:] = run[np.argsort(key[run], kind="stable")]
             self._pos[run] = np.arange(len(run))
 
-    # -- room ----------------------------------------------------------------------------------------------------
+    # -- room ------------------------------------------------------------------------------------------------------
 
     def reserve(self, labels: Array, slots: Array) -> None:
-        """Make room so that `labels` can be added, without changing what is stored."""
+        """Make room for `labels` without changing what is stored."""
         if not len(labels):
             return
         self._grow_classes(int(labels.max()) + 1)
@@ -131,10 +134,10 @@ class ClassIndex:
             self._relocate(wanted)
 
     def _relocate(self, wanted: Array) -> None:
-        """Larger runs, at the end of the pool, for classes that are short of room; when it is full, all runs anew.
+        """Give larger runs, at the end of the pool, to classes short of room. If the pool is full, rebuild all runs.
 
-        Laying out anew also gives back the room of classes that have shrunk: where classes arrive one after the other,
-        each was once as large as the whole buffer's share, and their old runs would add up to several buffers.
+        Rebuilding also frees the room of classes that have shrunk. Where classes arrive one after the other, each was
+        once as large as its share of the buffer, and their old runs would add up to several buffers.
         """
         rooms = np.where(wanted > 0, np.maximum(_SMALLEST, np.ceil(wanted * _GROWTH)), 0).astype(np.int64)
         moving = np.flatnonzero(wanted > self._room)
@@ -163,24 +166,26 @@ class ClassIndex:
         return self._start, self._room, self._size, self._order, self._rank
 
     @property
-    def _arrays(self) -> tuple[Array, ...]:
-        return self._pool, self._start, self._size, self._pos, self._order, self._rank, self._above
+    def _arrays(self) -> IndexArrays:
+        from graspcl.buffer.kernels import IndexArrays
 
-    # -- state: the order within a class and among ties decides what a random number picks, so all of it is kept ---
+        return IndexArrays(self._pool, self._start, self._size, self._pos, self._order, self._rank, self._above)
+
+    # -- state: all arrays, since the order within a class and among ties decides what a random number picks -----------
 
     def state_dict(self) -> dict[str, Any]:
-        """Arrays that restore the index exactly."""
+        """Return arrays that restore the index exactly."""
         names = ("pool", "start", "room", "size", "pos", "order", "rank", "above")
         return {"end": self._end, **{name: getattr(self, f"_{name}").copy() for name in names}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore a state from `state_dict`."""
         for name, value in state.items():
             setattr(self, f"_{name}", int(value) if name == "end" else np.array(value))
 
 
 def _grown(array: Array, length: int) -> Array:
-    """`array` with at least `length` entries, new ones zero; grows by an eighth so that appending is amortised."""
+    """Return `array` with at least `length` entries, new ones zero. Growth by an eighth amortises appending."""
     if length <= len(array):
         return array
     longer = np.zeros(max(length, int(len(array) * _GROWTH)), array.dtype)

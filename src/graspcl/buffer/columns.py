@@ -1,4 +1,7 @@
-"""Columns of arrays, in memory or in memory-mapped .npy files, that grow by rows."""
+"""Columns of arrays that grow by rows, in memory or in memory-mapped .npy files; and what an insertion may put there.
+
+Everything wrong with a batch is found here, before anything stored changes.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,26 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.lib import format as npy
 
 from graspcl.checks import Array
-from graspcl.errors import GraspError
+from graspcl.errors import GraspError, nearest
+
+if TYPE_CHECKING:
+    import torch
+
+    from graspcl.buffer.maintenance import Maintenance
+
+Columns = Mapping[str, tuple[tuple[int, ...], Any]]  # name -> (shape of one value, dtype)
+
+_LARGEST_LABEL = 2**24  # the class index holds arrays as long as the largest label
 
 
 class Storage:
-    """Named columns with the same number of rows, copied from `columns` to begin with.
+    """Named columns with the same number of rows, initialised with copies of `columns`.
 
     >>> storage = Storage(columns={"codes": np.ones((3, 8), np.uint8)})
     >>> storage.reserve(100)
@@ -47,7 +59,7 @@ class Storage:
 
     @property
     def rows(self) -> int:
-        """Rows that there is room for."""
+        """Number of rows that fit."""
         return min((len(column) for column in self._columns.values()), default=0)
 
     @property
@@ -56,7 +68,7 @@ class Storage:
         return sum(column.dtype.itemsize * int(np.prod(column.shape[1:])) for column in self._columns.values())
 
     def reserve(self, rows: int, exactly: bool = False) -> None:
-        """Make room for `rows` rows; unless `exactly`, with half as much again to come, so that growth is amortised."""
+        """Make room for `rows` rows; unless `exactly`, for half as many again, so that growth is amortised."""
         if rows <= self.rows:
             return
         rows = rows if exactly else max(rows, self.rows + self.rows // 2, 64)
@@ -67,14 +79,14 @@ class Storage:
                 grown[name][: len(old)] = old
         except GraspError:
             for file in self._growing():
-                file.unlink()  # what did fit must not fill the disk
+                file.unlink()  # leave no half-grown copies on the disk
             raise
         for file in self._growing():
             os.replace(file, file.with_suffix(""))
         self._columns = grown
 
     def _growing(self) -> list[Path]:
-        """Files that columns are copied to while they grow; they take the old ones' place when all are written."""
+        """Files that columns are copied to while they grow. They replace the old ones when all are written."""
         files = [] if self.folder is None else [self.folder / f"{name}.npy.new" for name in self._columns]
         return [file for file in files if file.exists()]
 
@@ -84,14 +96,14 @@ class Storage:
             try:
                 return np.zeros(shape, dtype)
             except (MemoryError, ValueError) as error:
-                raise GraspError(f"there is no memory for {need:,} bytes of {name}; lower the capacity") from error
+                raise GraspError(f"not enough memory for {need:,} bytes of {name}; lower the capacity") from error
         path = self.folder / f"{name}.npy.new"
         try:
             with open(path, "wb") as file:
                 npy.write_array_header_2_0(
                     file, {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
                 )
-                # Claim the blocks now: a full disk is then an error here, not a fatal signal at some later write.
+                # Claim the blocks now: a full disk is then an error here, not a fatal signal at a later write.
                 if hasattr(os, "posix_fallocate"):
                     os.posix_fallocate(file.fileno(), 0, file.tell() + need)
                 else:
@@ -104,7 +116,7 @@ class Storage:
 
 
 def pack(codes: Array) -> dict[str, Array]:
-    """Objects [n] as plain arrays, fit to be saved: all bytes in a row, where each code ends, and which are paths.
+    """Turn objects [n] into plain arrays that can be saved: all bytes, the end of each code, and which are paths.
 
     >>> codes = np.array([b"abc", "d.jpg"], dtype=object)
     >>> pack(codes)["ends"].tolist(), unpack(pack(codes)).tolist()
@@ -119,9 +131,122 @@ def pack(codes: Array) -> dict[str, Array]:
 
 
 def unpack(packed: dict[str, Any]) -> Array:
-    """The objects [n] that `pack` was given."""
+    """Return the objects [n] that were given to `pack`."""
     raw, ends = np.asarray(packed["bytes"], np.uint8).tobytes(), np.asarray(packed["ends"]).tolist()
     codes = np.empty(len(ends), object)
     for i, (begin, end, path) in enumerate(zip([0, *ends], ends, np.asarray(packed["paths"]).tolist(), strict=False)):
         codes[i] = raw[begin:end].decode("utf-8", "surrogateescape") if path else raw[begin:end]
     return codes
+
+
+# -- what an insertion may bring --------------------------------------------------------------------------------------
+
+
+def finite_tensor(inputs: Any) -> torch.Tensor:
+    """Return inputs [n, …] as a tensor.
+
+    Raises:
+        GraspError: some inputs are NaN or infinite.
+
+    >>> finite_tensor(np.array([[1.0], [np.nan]]))
+    Traceback (most recent call last):
+        ...
+    graspcl.errors.GraspError: 1 of 2 inputs are NaN or infinite (rows [1]); nothing was stored
+    """
+    import torch
+
+    if isinstance(inputs, np.ndarray):
+        inputs = np.require(inputs, requirements=["C", "W"])  # torch shares no read-only or reversed array
+    tensor = torch.as_tensor(inputs)
+    if tensor.ndim == 0:
+        raise GraspError("inputs must have one row per sample, got a single number")
+    if tensor.is_floating_point():
+        finite = tensor.isfinite().reshape(len(tensor), math.prod(tensor.shape[1:])).all(1)
+        rows = (~finite).nonzero()[:, 0].tolist()
+        if rows:
+            shown = f"{rows[:5]}".replace("]", ", …]" if len(rows) > 5 else "]")
+            raise GraspError(
+                f"{len(rows)} of {len(tensor)} inputs are NaN or infinite (rows {shown}); nothing was stored"
+            )
+    return tensor
+
+
+def label_array(labels: Any) -> Array:
+    """Return labels [n] as int64.
+
+    >>> label_array([0, -1])
+    Traceback (most recent call last):
+        ...
+    graspcl.errors.GraspError: labels must be in 0 … 16777215, got -1 … 0; number classes from 0
+    """
+    given = _integers(labels, "labels")
+    if len(given) and (given.min() < 0 or given.max() >= _LARGEST_LABEL):
+        raise GraspError(
+            f"labels must be in 0 … {_LARGEST_LABEL - 1}, got {given.min()} … {given.max()}; number classes from 0"
+        )
+    return given.astype(np.int64)
+
+
+def id_array(ids: Any, number: int) -> Array:
+    """Return the user's `number` ids as int64."""
+    given = _integers(ids, "ids")
+    if len(given) != number:
+        raise GraspError(f"there must be one id per sample, got {len(given)} ids and {number} labels")
+    return given.astype(np.int64)
+
+
+def code_array(codes: Any, number: int, stored: Array | None, ragged: bool = False) -> Array:
+    """Return the codes of `number` samples; they must have the shape and type of those already `stored`."""
+    if ragged:
+        given = np.empty(len(codes), object)
+        given[:] = list(codes)
+    else:
+        given = np.ascontiguousarray(_numpy(codes))
+    if len(given) != number:
+        raise GraspError(f"there must be one label per input, got {len(given)} inputs and {number} labels")
+    if stored is not None and given.shape[1:] != stored.shape[1:]:
+        raise GraspError(f"the buffer stores codes of shape {stored.shape[1:]}, got {given.shape[1:]}")
+    if stored is not None and not np.can_cast(given.dtype, stored.dtype, "same_kind"):
+        raise GraspError(f"the buffer stores codes of type {stored.dtype}, got {given.dtype}")
+    if stored is not None and len(given) and not np.can_cast(given.dtype, stored.dtype):
+        limits = np.finfo(stored.dtype) if stored.dtype.kind == "f" else np.iinfo(stored.dtype)
+        if given.min() < limits.min or given.max() > limits.max:
+            raise GraspError(
+                f"the buffer stores codes of type {stored.dtype}, which cannot hold {given.min()} … {given.max()}"
+            )
+    return given
+
+
+def column_arrays(columns: Mapping[str, Any], declared: Columns, number: int, rule: Maintenance) -> dict[str, Array]:
+    """Return values of every declared column for `number` samples: zeros where none are given or wanted."""
+    if unknown := sorted(columns.keys() - declared.keys()):
+        hint = nearest(unknown[0], declared) if declared else "it was made without columns"
+        raise GraspError(f"the buffer has no column {unknown[0]!r}; {hint}")
+    values = {}
+    for name, (shape, dtype) in declared.items():
+        value = np.asarray(_numpy(columns[name]), dtype) if name in columns else np.zeros((number, *shape), dtype)
+        if value.shape != (number, *shape):
+            raise GraspError(f"column {name!r} takes values of shape {(number, *shape)}, got {value.shape}")
+        if number and name in rule.wanted:
+            _refuse_unknown(name, value, name in columns, type(rule).__name__)
+        values[name] = value
+    return values
+
+
+def _refuse_unknown(name: str, value: Array, given: bool, rule: str) -> None:
+    """Refuse missing values that a rule decides by: zeros or NaN would silently keep the wrong samples."""
+    if not given:
+        raise GraspError(f"{rule} reads the column {name!r}; insert with columns={{{name!r}: …}}, a value per sample")
+    if bad := int((~np.isfinite(value)).reshape(len(value), -1).any(1).sum()):
+        raise GraspError(f"{bad} of {len(value)} values of column {name!r} are NaN or infinite; nothing was stored")
+
+
+def _integers(values: Any, what: str) -> Array:
+    given = np.asarray(_numpy(values))
+    if given.ndim != 1 or (len(given) and not np.issubdtype(given.dtype, np.integer)):
+        raise GraspError(f"{what} must be a vector of integers, got {given.dtype} of shape {given.shape}")
+    return given
+
+
+def _numpy(values: Any) -> Any:
+    return values.numpy(force=True) if hasattr(values, "numpy") else values

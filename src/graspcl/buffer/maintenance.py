@@ -1,22 +1,149 @@
-"""Batches in which a value comes several times: which occurrence is which, and which is the last."""
+"""Maintenance rules: which samples a full buffer evicts. This file has the contract and the rules without columns."""
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from graspcl.checks import Array
+from graspcl.checks import Array, Count, check_parameters
 from graspcl.errors import GraspError
-from graspcl.registry import Registry
+from graspcl.registry import Registry, parameter_names
 
 if TYPE_CHECKING:
+    import torch
+
     from graspcl.buffer.buffer import Buffer
+    from graspcl.buffer.columns import Columns
+
+rules: Registry[Maintenance] = Registry("maintenance", "graspcl.buffer")
+
+
+class Maintenance:
+    """A rule that keeps a buffer within its capacity. A subclass must define `replace` and `shrink`.
+
+    A rule that decides by values of its own, such as embeddings, names them in `columns`. A learner computes them for
+    newcomers with `values`. Without a learner, every insertion must bring them.
+    """
+
+    name: ClassVar[str] = ""
+    columns: ClassVar[Set[str]] = frozenset()  # columns that the buffer must have
+    fills: ClassVar[Set[str]] = frozenset()  # those of them that the rule computes itself
+    one_by_one: ClassVar[bool] = True  # a batch has exactly the distribution of its samples one by one
+
+    def __post_init__(self) -> None:
+        check_parameters(type(self), {name: getattr(self, name) for name in parameter_names(type(self))})
+
+    @property
+    def wanted(self) -> Set[str]:
+        """Columns whose values every insertion must bring."""
+        return self.columns - self.fills
+
+    def columns_for(self, embedding: int, features: int) -> Columns:
+        """Return the columns that a buffer with this rule must be made with.
+
+        Vectors are "embedding" and "gradient"; all others are numbers. Override this for other vectors.
+
+        Args:
+            embedding: length of the network's embeddings.
+            features: length of the head's inputs.
+
+        >>> LargestClassRule().columns_for(16, 16)
+        {}
+        """
+        vectors = {"embedding": (embedding,), "gradient": (features,)}
+        return {name: (vectors.get(name, ()), np.float32) for name in sorted(self.columns)}
+
+    def values(
+        self, outputs: Any, targets: torch.Tensor, head: Callable[[torch.Tensor], torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """Compute the values of newcomers for the columns in `wanted`.
+
+        By default a rule can want "embedding"; "uncertainty", 1 - the largest softmax probability (1 before any class
+        is known); and "gradient", that of the loss with respect to the features. A rule with other columns overrides
+        this method.
+
+        Args:
+            outputs: the network's outputs in eval mode, with `.embedding`, `.features` and `.logits` [n, …].
+            targets: column of the logits of each sample [n], -1 for a class without one.
+            head: maps features to logits.
+        """
+        from torch.nn.functional import pad
+
+        known: dict[str, Callable[[], torch.Tensor]] = {
+            "embedding": lambda: outputs.embedding,
+            "uncertainty": lambda: 1 - pad(outputs.logits.softmax(1), (0, 1)).amax(1),
+            "gradient": lambda: _feature_gradients(outputs.features, targets, head, outputs.logits.shape[1]),
+        }
+        if unknown := sorted(self.wanted - known.keys()):
+            raise GraspError(f"{type(self).__name__} must define values(outputs, targets, head) for {unknown[0]!r}")
+        return {name: known[name]() for name in sorted(self.wanted)}
+
+    def arriving(self, buffer: Buffer, labels: Array, rng: np.random.Generator) -> None:
+        """Called with every batch before it is placed, also with overflow, for a rule that learns from all newcomers.
+
+        `buffer.incoming` holds the batch's column values by name until the insertion ends. A rule may replace them.
+        """
+
+    def place(self, buffer: Buffer, labels: Array, rng: np.random.Generator) -> Array:
+        """Return the slot of each newcomer in turn [n], or -1 if it is not kept. Free slots are taken first."""
+        room = len(labels) if buffer.capacity is None else max(0, buffer.capacity - len(buffer))
+        slots = buffer.append(labels[:room])
+        if room >= len(labels):
+            return slots
+        return np.concatenate([slots, self.replace(buffer, labels[room:], rng)])
+
+    def replace(self, buffer: Buffer, labels: Array, rng: np.random.Generator) -> Array:
+        """As `place`, for a full buffer: overwrite slots with `buffer.overwrite` and return them."""
+        raise GraspError(f"{type(self).__name__} must define replace(buffer, labels, rng)")
+
+    def shrink(self, buffer: Buffer, excess: int, rng: np.random.Generator) -> Array:
+        """Choose `excess` samples of an overfull buffer and return `buffer.discard(slots)`."""
+        raise GraspError(f"{type(self).__name__} must define shrink(buffer, excess, rng)")
+
+    def renumbered(self, buffer: Buffer) -> None:
+        """Called after samples moved to other slots, for a rule that remembers slots."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the rule remembers between calls: its fields with `init=False`, without leading underscores."""
+        fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(self) if dataclasses.is_dataclass(self) else ()
+        return {f.name.lstrip("_"): copy.deepcopy(getattr(self, f.name)) for f in fields if not f.init}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a state from `state_dict`."""
+        for name, value in state.items():
+            setattr(self, f"_{name}", copy.deepcopy(value))
+
+
+def _feature_gradients(
+    features: torch.Tensor, targets: torch.Tensor, head: Callable[[torch.Tensor], torch.Tensor], classes: int
+) -> torch.Tensor:
+    """Gradients of the loss with respect to the features: the last layer's own are `classes` times as long.
+
+    A sample of a class without a row yet is only pushed away from the known classes.
+    """
+    import torch
+
+    if not classes:
+        return torch.zeros_like(features)
+    features = features.detach().clone().requires_grad_()
+    with torch.enable_grad():
+        logits = head(features)
+        right = logits.gather(1, targets.clamp(min=0)[:, None])[:, 0]
+        loss = logits.logsumexp(1) - right * (targets >= 0)  # cross-entropy, if there is a correct row
+        (gradient,) = torch.autograd.grad(loss.sum(), features)
+    return gradient
+
+
+# -- batches in which a value occurs several times ---------------------------------------------------------------------
 
 
 def occurrence(values: Array) -> Array:
-    """How often each value came before.
+    """Return how often each value came before.
 
     >>> occurrence(np.array([3, 5, 3, 3])).tolist()
     [0, 0, 1, 2]
@@ -29,7 +156,7 @@ def occurrence(values: Array) -> Array:
 
 
 def last_owner(slots: Array) -> Array:
-    """Where a slot was given to several samples of a batch, only the last keeps it; the others get -1.
+    """Where several samples of a batch got the same slot, only the last keeps it; the others get -1.
 
     >>> last_owner(np.array([7, 2, 7, -1])).tolist()
     [-1, 2, 7, -1]
@@ -40,56 +167,13 @@ def last_owner(slots: Array) -> Array:
     return result
 
 
-rules: Registry[Maintenance] = Registry("maintenance", "graspcl.buffer")
-
-
-class Maintenance:
-    """A rule that keeps a buffer within its capacity. Only `replace` and `shrink` are asked of a new one."""
-
-    name: ClassVar[str] = ""
-    # Columns that the buffer must have. Each insertion must bring their values, but for those the rule `fills` itself.
-    columns: ClassVar[frozenset[str]] = frozenset()
-    fills: ClassVar[frozenset[str]] = frozenset()
-    one_by_one: ClassVar[bool] = True  # a batch has exactly the distribution of its samples one by one
-
-    def arriving(self, buffer: Buffer, labels: Array, rng: np.random.Generator) -> None:
-        """Called with every batch before it is placed, also with overflow, for a rule that learns from all that comes.
-
-        `buffer.incoming` holds the batch's column values by name until the insertion ends; an entry that the rule
-        replaces is stored as replaced.
-        """
-
-    def place(self, buffer: Buffer, labels: Array, rng: np.random.Generator) -> Array:
-        """The slot of each incoming sample in turn [n], or -1 where it is not kept; free slots are taken first."""
-        room = len(labels) if buffer.capacity is None else max(0, buffer.capacity - len(buffer))
-        slots = buffer.append(labels[:room])
-        if room >= len(labels):
-            return slots
-        return np.concatenate([slots, self.replace(buffer, labels[room:], rng)])
-
-    def replace(self, buffer: Buffer, labels: Array, rng: np.random.Generator) -> Array:
-        """As `place`, for a full buffer: overwrites slots (`buffer.overwrite`) and returns them."""
-        raise GraspError(f"{type(self).__name__} must define replace(buffer, labels, rng)")
-
-    def shrink(self, buffer: Buffer, excess: int, rng: np.random.Generator) -> Array:
-        """Choose and discard (`buffer.index.discard`) `excess` samples of an overfull buffer; returns their slots."""
-        raise GraspError(f"{type(self).__name__} must define shrink(buffer, excess, rng)")
-
-    def renumbered(self, buffer: Buffer) -> None:
-        """Called after samples moved to other slots, for a rule that remembers slots."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """What the rule remembers between calls; by default nothing."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+# -- rules ---------------------------------------------------------------------------------------------------------
 
 
 @rules.register("largest_class")
 @dataclass
-class LargestClass(Maintenance):
-    """The paper's rule (section 3): a random sample of the largest class makes room; ties are broken uniformly."""
+class LargestClassRule(Maintenance):
+    """The paper's rule (section 3): evict a random sample of the largest class; ties are broken uniformly."""
 
     def replace(self, buffer: Buffer, labels: Array, rng: np.random.Generator) -> Array:
         return buffer.index.replace_largest(labels, rng)
@@ -100,8 +184,8 @@ class LargestClass(Maintenance):
 
 @rules.register("reservoir")
 @dataclass
-class Reservoir(Maintenance):
-    """Vitter's algorithm R: the buffer is at any time a uniform sample, without replacement, of all that was seen."""
+class ReservoirRule(Maintenance):
+    """Vitter's algorithm R: the buffer is always a uniform sample, without replacement, of everything seen."""
 
     def replace(self, buffer: Buffer, labels: Array, rng: np.random.Generator) -> Array:
         seen = buffer.seen + 1 + np.arange(len(labels))  # counting the sample itself
@@ -112,24 +196,23 @@ class Reservoir(Maintenance):
         return slots
 
     def shrink(self, buffer: Buffer, excess: int, rng: np.random.Generator) -> Array:
-        # The last `excess` arrivals were kept for certain. Of a uniform sample of everything seen they would make up a
-        # hypergeometric number; the rest of the room stays with the older samples, which are a uniform sample already.
+        # The last `excess` arrivals were all kept. In a uniform sample of everything seen, their number would be
+        # hypergeometric. The rest of the room goes to the older samples, which are a uniform sample already.
         keep = len(buffer) - excess
         arrived = np.argsort(buffer.births, kind="stable")
         old, new = arrived[:keep], arrived[keep:]
         newcomers = int(rng.hypergeometric(excess, buffer.seen - excess, keep))
         gone = np.concatenate([rng.permutation(old)[:newcomers], rng.permutation(new)[newcomers:]])
-        buffer.index.discard(gone, buffer.labels[gone].astype(np.int64))
-        return gone
+        return buffer.discard(gone)
 
 
 @rules.register("fifo")
 @dataclass
-class Fifo(Maintenance):
+class FifoRule(Maintenance):
     """First in, first out."""
 
     _head: int = field(default=0, init=False, repr=False)
-    # Slots from oldest to newest as they were when _head was 0; left empty where that is 0 … n-1, as it is online.
+    # Slots from oldest to newest when _head was 0. Empty if that is 0 … n-1, as without overflow.
     _queue: Array = field(default_factory=lambda: np.empty(0, np.int32), init=False, repr=False)
 
     def replace(self, buffer: Buffer, labels: Array, rng: np.random.Generator) -> Array:
@@ -141,38 +224,26 @@ class Fifo(Maintenance):
 
     def shrink(self, buffer: Buffer, excess: int, rng: np.random.Generator) -> Array:
         gone = np.argsort(buffer.births, kind="stable")[:excess]
-        buffer.index.discard(gone, buffer.labels[gone].astype(np.int64))
-        return gone
+        return buffer.discard(gone)
 
     def renumbered(self, buffer: Buffer) -> None:
         queue = np.argsort(buffer.births, kind="stable").astype(np.int32)
         in_order = bool((queue == np.arange(len(queue))).all())
         self._head, self._queue = 0, queue[:0] if in_order else queue
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"queue": self._queue.copy(), "head": self._head}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._queue, self._head = np.array(state["queue"]), int(state["head"])
-
 
 @rules.register("ring")
 @dataclass
-class Ring(Maintenance):
+class RingRule(Maintenance):
     """A ring of `per_class` slots for each class: the newest samples of every class stay (A-GEM's buffer).
 
-    `per_class` times the number of classes should not exceed the capacity; where it does, the insertion that finds
-    no slot left is refused before anything changes.
+    `per_class` times the number of classes should not exceed the capacity. An insertion that finds no free slot is
+    refused before anything changes.
     """
 
-    per_class: int = 20
-    # Samples of each class so far, or since `compress`: that many, modulo per_class, is the place in the class's run
-    # of the class index that is next.
+    per_class: Count = 20
+    # Samples of each class so far, or since `compress`. Modulo per_class, this is the next place in the class's run.
     _written: Array = field(default_factory=lambda: np.empty(0, np.int64), init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        if self.per_class < 1:
-            raise GraspError(f"Ring needs per_class of at least 1, not {self.per_class}")
 
     def place(self, buffer: Buffer, labels: Array, rng: np.random.Generator) -> Array:
         written = np.pad(self._written, (0, max(0, int(labels.max()) + 1 - len(self._written))))
@@ -180,12 +251,12 @@ class Ring(Maintenance):
         first = turn < self.per_class  # the class's ring is not full yet
         if buffer.capacity is not None and len(buffer) + int(first.sum()) > buffer.capacity:
             raise GraspError(
-                f"Ring(per_class={self.per_class}) needs more than the buffer's {buffer.capacity:,} slots for "
+                f"RingRule(per_class={self.per_class}) needs more than the buffer's {buffer.capacity:,} slots for "
                 f"{len(np.union1d(buffer.index.classes, labels))} classes; lower per_class or raise the capacity"
             )
         slots = np.empty(len(labels), np.int64)
         slots[first] = buffer.append(labels[first])
-        # Later rounds take slots of their own class, so that the class index stays as it is.
+        # Later rounds reuse slots of the same class, so the class index does not change.
         slots[~first] = buffer.index.at(labels[~first], turn[~first] % self.per_class)
         self._written = written + np.bincount(labels, minlength=len(written))
         return slots
@@ -195,47 +266,34 @@ class Ring(Maintenance):
         age = np.empty(len(buffer), np.int64)
         age[newest_first] = occurrence(buffer.labels[newest_first].astype(np.int64))
         gone = np.lexsort((buffer.births, -age))[: max(excess, int((age >= self.per_class).sum()))]
-        buffer.index.discard(gone, buffer.labels[gone].astype(np.int64))
-        return gone
+        return buffer.discard(gone)
 
     def renumbered(self, buffer: Buffer) -> None:
         buffer.index.sort_runs(buffer.births)
         self._written = np.bincount(buffer.labels, minlength=len(self._written))
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"written": self._written.copy()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._written = np.array(state["written"])
-
 
 @rules.register("gdumb")
 @dataclass
-class GDumb(Maintenance):
+class GDumbRule(Maintenance):
     """GDumb's sampler (Prabhu et al. 2020): a class takes slots from the largest while it has less than its share.
 
-    The share is k_c = capacity / classes seen, newcomer's class included. In a full buffer a newcomer is kept only if
-    its class has less than k_c samples; a random sample of the largest class then makes room (ties uniformly). While
-    there are free slots every sample is kept; the paper's listing tests the share even then. One by one, exactly.
+    The share is k_c = capacity / classes seen, including the newcomer's class. In a full buffer a newcomer is kept only
+    if its class has fewer than k_c samples. A random sample of the largest class is then evicted, ties uniformly. While
+    slots are free, every sample is kept; the paper's listing tests the share even then.
     """
 
-    _seen: set[int] = field(default_factory=set, init=False, repr=False)
+    _seen: Array = field(default_factory=lambda: np.empty(0, np.int64), init=False, repr=False)
 
     def replace(self, buffer: Buffer, labels: Array, rng: np.random.Generator) -> Array:
-        self._seen.update(buffer.classes.tolist())  # classes vanish from a buffer only here and in shrink
+        self._seen = np.union1d(self._seen, buffer.classes)  # classes vanish from a buffer only here and in shrink
         slots = np.full(len(labels), -1, np.int64)
         for i, label in enumerate(labels.tolist()):
-            self._seen.add(label)
+            self._seen = self._seen if label in self._seen else np.union1d(self._seen, [label])
             if len(buffer.slots_of(label)) * len(self._seen) < len(buffer):
                 slots[i] = buffer.index.replace_largest(labels[i : i + 1], rng)[0]
         return slots
 
     def shrink(self, buffer: Buffer, excess: int, rng: np.random.Generator) -> Array:
-        self._seen.update(buffer.classes.tolist())
+        self._seen = np.union1d(self._seen, buffer.classes)
         return buffer.index.remove_largest(excess, rng)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"seen": np.array(sorted(self._seen), np.int64)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._seen = set(np.array(state["seen"]).tolist())

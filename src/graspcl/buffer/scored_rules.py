@@ -1,35 +1,35 @@
-"""The family of rules in which the largest class makes room and a score decides which of its samples goes."""
+"""Maintenance rules that read columns: the largest class evicts, and a score of its samples decides which."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
 from graspcl.buffer.maintenance import Maintenance, rules
-from graspcl.checks import Array
+from graspcl.checks import Array, Count, Natural, Range
 from graspcl.errors import GraspError
 
 if TYPE_CHECKING:
     from graspcl.buffer.buffer import Buffer
 
 
-class ByClass(Maintenance):
-    """As often as the buffer is over its capacity, the largest class (newcomers counted) loses one of its samples.
+class ByClassRule(Maintenance):
+    """While the buffer is over its capacity, the largest class (including newcomers) loses a sample.
 
-    A batch is taken as a whole: what is stored and what comes in stand side by side, every class's losses are counted
-    first, and each class that loses any is asked once for its `victims`. Class sizes end as they would one by one, up
-    to ties, which are broken uniformly. A new rule names its one column in `columns` and defines `victims`.
+    A batch is handled as a whole: the losses of every class are counted first, and each class with losses is asked once
+    for its `victims`. Class sizes end as they would one by one, up to ties, which are broken uniformly. A subclass
+    names its one column in `columns` and defines `victims`.
     """
 
-    one_by_one: ClassVar[bool] = False
+    one_by_one = False
 
     def victims(self, label: int, values: Array, number: int, rng: np.random.Generator) -> Array:
-        """Which `number` (0 < number < n) samples of class `label` go, as positions in `values` [n, …], float64.
+        """Return which `number` (0 < number < n) samples of class `label` are evicted, as positions in `values` [n, …].
 
-        `values` is the rule's column for what the class has stored, followed by its newcomers in order of arrival.
+        `values` is the rule's column for the stored samples of the class, then for its newcomers in order of arrival.
         """
         raise GraspError(f"{type(self).__name__} must define victims(label, values, number, rng)")
 
@@ -51,11 +51,10 @@ class ByClass(Maintenance):
     def shrink(self, buffer: Buffer, excess: int, rng: np.random.Generator) -> Array:
         (column,) = self.columns
         gone = self._leaving(buffer, np.empty(0, np.int64), buffer[column][:0], excess, rng)
-        buffer.index.discard(gone, buffer.labels[gone].astype(np.int64))
-        return gone
+        return buffer.discard(gone)
 
     def _leaving(self, buffer: Buffer, labels: Array, incoming: Array, number: int, rng: np.random.Generator) -> Array:
-        """The slots that `number` samples leave; newcomers, of `labels`, are numbered on from the last slot."""
+        """Slots of the `number` samples that are evicted. Newcomers are numbered after the last slot."""
         (column,) = self.columns
         known = np.concatenate([buffer.classes, labels])
         sizes = np.bincount(labels, minlength=int(known.max(initial=-1)) + 1)
@@ -72,13 +71,13 @@ class ByClass(Maintenance):
 
 
 def losses(sizes: Array, number: int, rng: np.random.Generator) -> Array:
-    """How many samples each class [K] loses if `number` times the largest loses one; ties are broken uniformly.
+    """Return how many samples each class [K] loses if the largest loses one, `number` times; ties are broken uniformly.
 
     >>> losses(np.array([5, 1, 9]), 8, np.random.default_rng(0)).tolist()
     [2, 0, 6]
     """
     keep = int(sizes.sum()) - number
-    # The most that every class may have. One more fits for some of the classes that have more than that.
+    # The size that every class may keep. Some of the larger classes may keep one more.
     level = bisect_right(range(int(sizes.max(initial=0)) + 1), keep, key=lambda top: np.minimum(sizes, top).sum()) - 1
     kept = np.minimum(sizes, level)
     larger = rng.permutation(np.flatnonzero(sizes > level))
@@ -87,35 +86,35 @@ def losses(sizes: Array, number: int, rng: np.random.Generator) -> Array:
 
 
 def squared_distances(a: Array, b: Array) -> Array:
-    """Squared Euclidean distances [n, m] between the rows of a [n, d] and b [m, d]."""
+    """Return squared Euclidean distances [n, m] between the rows of a [n, d] and b [m, d]."""
     squares = (a**2).sum(1)[:, None] + (b**2).sum(1) - 2 * a @ b.T
     return np.asarray(np.maximum(squares, 0))
 
 
 def unit(vectors: Array) -> Array:
-    """Vectors [n, d] at length 1; a vector of zeros stays as it is."""
+    """Return vectors [n, d] scaled to length 1. A vector of zeros is unchanged."""
     lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
     return vectors / np.where(lengths > 0, lengths, 1)
 
 
 @rules.register("herding")
 @dataclass
-class Herding(ByClass):
+class HerdingRule(ByClassRule):
     """iCaRL's exemplars (Rebuffi et al. 2017): the largest class loses the samples last in its herding order.
 
-    The order takes, at each step t = 0, 1, …, the sample not taken yet that minimises ‖μ - (S + h)/(t + 1)‖: μ is the
-    mean of the L2-normalised embeddings h, S the sum of those taken. μ and the order are of what the class has stored
-    and its newcomers, and are computed anew, at most once per class and batch: O(n²d) for a class of n.
+    Step t = 0, 1, … takes the remaining sample that minimises ‖μ - (S + h)/(t + 1)‖, where μ is the mean of the
+    L2-normalised embeddings h and S the sum of those taken. Stored samples and newcomers of the class count. The order
+    is computed at most once per class and batch: O(n²d) for a class of n.
     """
 
-    columns: ClassVar[frozenset[str]] = frozenset({"embedding"})
+    columns = frozenset({"embedding"})
 
     def victims(self, label: int, values: Array, number: int, rng: np.random.Generator) -> Array:
         return np.setdiff1d(np.arange(len(values)), herding_order(values, len(values) - number))
 
 
 def herding_order(embeddings: Array, number: int) -> Array:
-    """The first `number` samples [number] of the herding order of embeddings [n, d].
+    """Return the first `number` samples [number] of the herding order of embeddings [n, d].
 
     >>> herding_order(np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]), 2).tolist()
     [2, 0]
@@ -124,7 +123,7 @@ def herding_order(embeddings: Array, number: int) -> Array:
     squares, pull = (h**2).sum(1), h @ h.mean(0)
     order, taken = np.empty(number, np.int64), np.zeros(len(h))  # h·S
     for t in range(number):
-        # ‖(t + 1)μ - S - h‖² without the terms that all samples share.
+        # ‖(t + 1)μ - S - h‖² without the terms common to all samples.
         cost = squares + 2 * (taken - (t + 1) * pull)
         cost[order[:t]] = np.inf
         order[t] = cost.argmin()
@@ -134,21 +133,17 @@ def herding_order(embeddings: Array, number: int) -> Array:
 
 @rules.register("kmeans")
 @dataclass
-class KMeans(ByClass):
+class KMeansRule(ByClassRule):
     """One sample per cluster, the one nearest to its centre, as IDBR keeps samples (Huang et al. 2021).
 
-    Where the largest class must come down to m samples, its embeddings (stored ones and newcomers) are clustered into
-    m by `iterations` of Lloyd's algorithm from a k-means++ start. Should clusters end empty, the samples farthest from
-    their centres fill up. Computed per class and batch: O(nmd). (The online k-means of Chaudhry et al. 2019 is not
-    published in enough detail to follow.)
+    When the largest class must shrink to m samples, its embeddings (stored and new) are clustered into m by
+    `iterations` of Lloyd's algorithm from a k-means++ start. If clusters end empty, the samples farthest from their
+    centres fill up. Computed per class and batch: O(nmd). (The online k-means of Chaudhry et al. 2019 is not published
+    in enough detail.)
     """
 
-    iterations: int = 5
-    columns: ClassVar[frozenset[str]] = frozenset({"embedding"})
-
-    def __post_init__(self) -> None:
-        if self.iterations < 0:
-            raise GraspError(f"KMeans needs iterations of at least 0, not {self.iterations}")
+    iterations: Natural = 5
+    columns = frozenset({"embedding"})
 
     def victims(self, label: int, values: Array, number: int, rng: np.random.Generator) -> Array:
         keep = len(values) - number
@@ -168,13 +163,13 @@ class KMeans(ByClass):
 
 
 def _spread_centres(values: Array, number: int, rng: np.random.Generator) -> Array:
-    """k-means++: each next centre is a sample drawn with probability proportional to d², d to the nearest so far."""
+    """k-means++: draw each next centre with probability ~ d², the squared distance to the nearest so far."""
     chosen = [int(rng.integers(len(values)))]
     distance = squared_distances(values, values[chosen])[:, 0]
     while len(chosen) < number:
         distance[chosen] = 0
         total = distance.sum()
-        # All others are copies of a centre: any of them will do.
+        # If all others are copies of a centre, draw any of them.
         weights = distance / total if total > 0 else np.full(len(values), 1 / len(values))
         chosen.append(int(rng.choice(len(values), p=weights)))
         distance = np.minimum(distance, squared_distances(values, values[chosen[-1:]])[:, 0])
@@ -183,15 +178,15 @@ def _spread_centres(values: Array, number: int, rng: np.random.Generator) -> Arr
 
 @rules.register("exstream")
 @dataclass
-class ExStream(ByClass):
-    """ExStream (Hayes et al. 2019) over real samples: of the two closest of the largest class, one goes.
+class ExStreamRule(ByClassRule):
+    """ExStream (Hayes et al. 2019) on real samples: one of the two closest samples of the largest class is evicted.
 
-    ExStream merges the two closest prototypes of a class into their average. Stored codes cannot be averaged, so of
-    the two closest samples (Euclidean) the one nearer to the class mean stays, the mean being that of what is stored
-    and the batch's newcomers. O(n²d) in time and n² numbers in memory for a class of n, once per batch.
+    ExStream merges the two closest prototypes of a class into their average. Stored codes cannot be averaged, so the
+    one nearer to the class mean stays. The mean includes the batch's newcomers. O(n²d) in time and n² numbers in memory
+    for a class of n, once per batch.
     """
 
-    columns: ClassVar[frozenset[str]] = frozenset({"embedding"})
+    columns = frozenset({"embedding"})
 
     def victims(self, label: int, values: Array, number: int, rng: np.random.Generator) -> Array:
         off_centre = ((values - values.mean(0)) ** 2).sum(1)
@@ -207,15 +202,15 @@ class ExStream(ByClass):
 
 @rules.register("rainbow")
 @dataclass
-class Rainbow(ByClass):
+class RainbowRule(ByClassRule):
     """Rainbow Memory (Bang et al. 2021): the largest class keeps samples evenly spread from certain to uncertain.
 
-    The original takes every ⌊n/m⌋-th of the samples sorted by uncertainty once per task; for one sample at a time that
-    stride is 1 and would drop the most uncertain ones. So here the densest place is thinned (`thinned`), as often as a
-    sample must go. The learner's current uncertainties count: it may write to buffer["uncertainty"] at any time.
+    The original takes every ⌊n/m⌋-th sample by uncertainty once per task. For one sample at a time that stride is 1 and
+    would drop the most uncertain ones. So here the densest place is thinned (`thinned`). A learner may update
+    buffer["uncertainty"] at any time.
     """
 
-    columns: ClassVar[frozenset[str]] = frozenset({"uncertainty"})
+    columns = frozenset({"uncertainty"})
 
     def victims(self, label: int, values: Array, number: int, rng: np.random.Generator) -> Array:
         return thinned(values, number, rng)
@@ -223,25 +218,25 @@ class Rainbow(ByClass):
 
 @rules.register("grasp")
 @dataclass
-class Grasp(ByClass):
+class GraspRule(ByClassRule):
     """GRASP's order as a rule: the largest class keeps samples evenly spread from prototypical to atypical.
 
-    d = 1 - cos(z, q), q the class mean of what is stored and the batch's newcomers; the densest place along d is
-    thinned (`thinned`), so that a session finds easy and hard samples to go through. (Harun et al. name the choice of
-    what to store by prototypicality as future work; the rule is this library's.)
+    d = 1 - cos(z, q), where q is the class mean of stored samples and newcomers. The densest place along d is thinned
+    (`thinned`), so that a session finds easy and hard samples. (Harun et al. name storage by prototypicality as future
+    work; this rule is the library's own.)
     """
 
-    columns: ClassVar[frozenset[str]] = frozenset({"embedding"})
+    columns = frozenset({"embedding"})
 
     def victims(self, label: int, values: Array, number: int, rng: np.random.Generator) -> Array:
         return thinned(1 - unit(values) @ unit(values.mean(0)), number, rng)
 
 
 def thinned(scores: Array, number: int, rng: np.random.Generator) -> Array:
-    """Which `number` of scores [n] go so that the others stay evenly spread.
+    """Return which `number` of scores [n] to remove so that the others stay evenly spread.
 
-    One after the other goes the score whose neighbours, one below and one above, are closest to each other; so the
-    smallest and the largest stay to the last. Ties are broken uniformly.
+    Each step removes the score whose lower and upper neighbours are closest to each other. The smallest and the largest
+    stay to the last. Ties are broken uniformly.
 
     >>> thinned(np.array([0.0, 0.5, 0.55, 1.0]), 1, np.random.default_rng(0)).tolist()
     [2]
@@ -258,22 +253,18 @@ def thinned(scores: Array, number: int, rng: np.random.Generator) -> Array:
 
 @rules.register("mof")
 @dataclass
-class MoF(ByClass):
+class MofRule(ByClassRule):
     """Mean of features (Chaudhry et al. 2019): the largest class keeps the samples nearest to its running mean.
 
-    μ ← decay·μ + (1 - decay)·z for every sample of the class that comes, kept or not, from μ = z of the first; a batch
-    moves it before the batch is placed. A newcomer of the largest class (itself counted) takes the place of the class's
-    farthest sample (Euclidean) if it is nearer, and else is not kept; a newcomer of another class takes the place of
-    the largest class's farthest sample. The paper gives no decay: 0.9 is this library's choice.
+    μ ← decay·μ + (1 - decay)·z for every arriving sample of the class, kept or not, starting from the first; a batch
+    moves μ before it is placed. A newcomer of the largest class (including itself) replaces the class's farthest sample
+    (Euclidean) if it is nearer, and else is not kept. A newcomer of another class replaces the farthest sample of the
+    largest class. The paper gives no decay; 0.9 is this library's choice.
     """
 
-    decay: float = 0.9
-    columns: ClassVar[frozenset[str]] = frozenset({"embedding"})
+    decay: Annotated[float, Range(0, 1, below=True)] = 0.9
+    columns = frozenset({"embedding"})
     _means: dict[int, Array] = field(default_factory=dict, init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.decay < 1:
-            raise GraspError(f"MoF needs a decay from 0 up to, but not, 1, not {self.decay}")
 
     def arriving(self, buffer: Buffer, labels: Array, rng: np.random.Generator) -> None:
         for label, z in zip(labels.tolist(), buffer.incoming["embedding"].astype(np.float64), strict=True):
@@ -281,9 +272,9 @@ class MoF(ByClass):
             self._means[label] = self.decay * mean + (1 - self.decay) * z
 
     def victims(self, label: int, values: Array, number: int, rng: np.random.Generator) -> Array:
-        mean = self._means.get(label, values.mean(0))  # none yet for a class stored under another rule
+        mean = self._means.get(label, values.mean(0))  # unknown for a class stored under another rule
         distance = ((values - mean) ** 2).sum(1)
-        return np.argsort(distance, kind="stable")[-number:]  # newcomers stand last: of equals they go
+        return np.argsort(distance, kind="stable")[-number:]  # newcomers come last, so they lose ties
 
     def state_dict(self) -> dict[str, Any]:
         return {"labels": np.array(list(self._means), np.int64), "means": np.array(list(self._means.values()))}
@@ -294,17 +285,16 @@ class MoF(ByClass):
 
 @rules.register("clib")
 @dataclass
-class Clib(ByClass):
-    """CLIB (Koh et al. 2022): of the largest class, newcomers counted, the samples of smallest importance go.
+class ClibRule(ByClassRule):
+    """CLIB (Koh et al. 2022): the largest class, including newcomers, loses the samples of smallest importance.
 
-    The learner writes importances (how much training on a sample lowers the loss) to buffer["importance"]; the current
-    ones count. A newcomer starts with the mean of its class, the first of a class with the mean of all, the first of
-    all with 0. Ties are broken uniformly, so that without a learner that writes them this is `largest_class` with the
-    newcomer at risk.
+    A learner may write importances (how much training on a sample lowers the loss) to buffer["importance"]. A newcomer
+    starts with the mean of its class, the first of a class with the mean of all, the very first with 0. Ties are broken
+    uniformly. So without a learner that writes them, this is `largest_class`, but newcomers can be evicted too.
     """
 
-    columns: ClassVar[frozenset[str]] = frozenset({"importance"})
-    fills: ClassVar[frozenset[str]] = frozenset({"importance"})
+    columns = frozenset({"importance"})
+    fills = frozenset({"importance"})
 
     def arriving(self, buffer: Buffer, labels: Array, rng: np.random.Generator) -> None:
         stored = buffer["importance"]
@@ -319,33 +309,29 @@ class Clib(ByClass):
         return shuffled[np.argsort(values[shuffled], kind="stable")[:number]]
 
 
-_FIRST = 0.1  # the score of samples that come into an empty buffer, as in the original
+_FIRST = 0.1  # the score of samples that enter an empty buffer, as in the original
 
 
 @rules.register("gss")
 @dataclass
-class Gss(Maintenance):
-    """GSS-greedy (Aljundi et al. 2019): a sample whose gradient resembles others' is likelier to go.
+class GssRule(Maintenance):
+    """GSS-greedy (Aljundi et al. 2019): a sample whose gradient resembles others' is more likely to be evicted.
 
-    Score C = the largest cosine of a sample's gradient with those of `references` random stored samples, taken once,
-    when it comes, and kept in the column "similarity". In a full buffer the newcomers draw distinct victims i with
-    probability proportional to (C_i - min C)/(max C - min C + 0.01), and each takes its victim's place with probability
+    The score C is the largest cosine of a sample's gradient with those of `references` random stored samples. It is
+    computed once, on arrival, and kept in the column "similarity". In a full buffer the newcomers draw distinct victims
+    i with probability proportional to (C_i - min C)/(max C - min C + 0.01). Each replaces its victim with probability
     C_i'/(c' + C_i'), where z' = (z + 1)/2 and c is its own score; else it is not kept. With overflow, `compress` draws
-    all that go in this way. Classes play no part.
+    all victims in this way. Classes play no part.
 
-    The gradient is whatever vector the learner gives. The original's references are gradients of mini-batches, and it
-    considers only batches whose mean gradient scores below `threshold` 0; the default 1 considers all.
+    The original's references are gradients of mini-batches, and it considers only batches whose mean gradient scores
+    below `threshold` 0. The default 1 considers all.
     """
 
-    references: int = 10
+    references: Count = 10
     threshold: float = 1.0
-    columns: ClassVar[frozenset[str]] = frozenset({"gradient", "similarity"})
-    fills: ClassVar[frozenset[str]] = frozenset({"similarity"})
-    one_by_one: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        if self.references < 1:
-            raise GraspError(f"Gss needs references of at least 1, not {self.references}")
+    columns = frozenset({"gradient", "similarity"})
+    fills = frozenset({"similarity"})
+    one_by_one = False
 
     def arriving(self, buffer: Buffer, labels: Array, rng: np.random.Generator) -> None:
         score = self._similarity(buffer, buffer.incoming["gradient"], len(buffer), rng)
@@ -353,13 +339,13 @@ class Gss(Maintenance):
 
     def replace(self, buffer: Buffer, labels: Array, rng: np.random.Generator) -> Array:
         score = buffer.incoming["similarity"].astype(np.float64)
-        placed = len(score) - len(labels)  # the first of the batch found free slots at the end
+        placed = len(score) - len(labels)  # the first of the batch took free slots at the end
         stored = buffer["similarity"].astype(np.float64)
         stored[len(stored) - placed :] = score[:placed]
         slots, mean = np.full(len(labels), -1, np.int64), buffer.incoming["gradient"].mean(0, keepdims=True)
         if self._similarity(buffer, mean, len(buffer) - placed, rng)[0] > self.threshold:
             return slots
-        for begin in range(0, len(labels), len(buffer)):  # victims are distinct, so a buffer at a time
+        for begin in range(0, len(labels), len(buffer)):  # victims are distinct, so one buffer at a time
             c = score[placed + begin :][: len(buffer)]
             victims = rng.choice(len(buffer), len(c), replace=False, p=_chances(stored))
             ours, theirs = (c + 1) / 2, (stored[victims] + 1) / 2
@@ -372,8 +358,7 @@ class Gss(Maintenance):
     def shrink(self, buffer: Buffer, excess: int, rng: np.random.Generator) -> Array:
         score = buffer["similarity"].astype(np.float64)
         gone = rng.choice(len(buffer), excess, replace=False, p=_chances(score)) if excess else np.empty(0, np.int64)
-        buffer.index.discard(gone, buffer.labels[gone].astype(np.int64))
-        return gone
+        return buffer.discard(gone)
 
     def _similarity(self, buffer: Buffer, gradients: Array, stored: int, rng: np.random.Generator) -> Array:
         """The largest cosine [n] of gradients [n, d] with those of random samples in the first `stored` slots."""
@@ -385,7 +370,7 @@ class Gss(Maintenance):
 
 
 def _chances(score: Array) -> Array:
-    """With which probability each sample is the first to be drawn as a victim."""
+    """Probability that each sample is the first victim."""
     weights = (score - score.min()) / (score.max() - score.min() + 0.01)
-    weights += 1e-9  # so that equal scores are drawn from uniformly, and the smallest when no other is left
+    weights += 1e-9  # equal scores are drawn uniformly, and the smallest when no other is left
     return np.asarray(weights / weights.sum())

@@ -1,4 +1,4 @@
-"""How a sample is stored: as it is, in half precision, or product-quantised."""
+"""How a sample is stored: unmodified, in half precision, product-quantised, or as an image file."""
 
 from graspcl.codec.codec import Codec, Half, Identity, codecs
 from graspcl.codec.image_files import Encoded

@@ -1,4 +1,4 @@
-"""How a sample is stored: a codec turns inputs into codes when they enter the buffer and back when they are fetched."""
+"""The contract of a codec, which encodes inputs when they are stored and decodes them when they are fetched."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ codecs: Registry[Codec] = Registry("codec", "graspcl.codec")
 
 
 class Codec:
-    """Encodes inputs [n, …] to codes [n, …] and back. Only `encode` and `decode` are asked of a new one."""
+    """Encodes inputs [n, …] to codes [n, …] and back. A subclass must define `encode` and `decode`."""
 
     name: ClassVar[str] = ""
     error: ClassVar[str] = "none"  # what is lost, in a word or two
@@ -22,37 +22,37 @@ class Codec:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the codec's own tables; they count against a buffer's capacity."""
+        """Bytes of the codec's own tables, which count against a buffer's capacity."""
         return 0
 
     def lengths(self, codes: Any) -> Any:
-        """Bytes of each code [n]; asked of ragged codecs only."""
+        """Return the bytes of each code [n]. Only ragged codecs need this."""
         raise GraspError(f"codec {type(self).__name__} is ragged: it must define lengths(codes)")
 
     def fit(self, inputs: torch.Tensor) -> Codec:
-        """Learn from inputs [n, …], where there is anything to learn; returns itself."""
+        """Train the codec on inputs [n, …], if it has anything to train; return itself."""
         return self
 
     def encode(self, inputs: Any) -> Any:
-        """Codes [n, …] on the CPU: a tensor, of a tensor; objects [n] of what it takes, if ragged."""
+        """Return codes [n, …] on the CPU: a tensor, or objects [n] if ragged."""
         raise GraspError(f"codec {type(self).__name__} must define encode(inputs)")
 
     def decode(self, codes: Any) -> torch.Tensor:
-        """Inputs [n, …], float32, on the device of the codes."""
+        """Return inputs [n, …], float32, on the device of the codes."""
         raise GraspError(f"codec {type(self).__name__} must define decode(codes)")
 
     def state_dict(self) -> dict[str, Any]:
-        """What was learned, as tensors and numbers."""
+        """Return what was trained, as tensors and numbers."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore a state from `state_dict`."""
 
 
 @codecs.register("identity")
 @dataclass
 class Identity(Codec):
-    """Stores inputs as they are, in their own type.
+    """Stores inputs unmodified, in their own type.
 
     >>> Identity().decode(Identity().encode(torch.ones(2, 3))).shape
     torch.Size([2, 3])
@@ -77,7 +77,7 @@ class Half(Codec):
     error = "about 0.05 % of each number"
 
     def encode(self, inputs: torch.Tensor) -> torch.Tensor:
-        # Beyond half precision's range a number is kept as the largest one it has, never as infinity.
+        # Numbers beyond the range of half precision become its largest number, never infinity.
         return inputs.detach().cpu().clamp(-65504, 65504).half()
 
     def decode(self, codes: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Images as they came: encoded bytes or paths of files, decoded when they are fetched."""
+"""Images as files: encoded bytes or paths, decoded when they are fetched."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from graspcl.checks import Array
+from graspcl.checks import Array, Count, checked
 from graspcl.codec.codec import Codec, codecs
 from graspcl.errors import GraspError
 from graspcl.images import decode_images
 
 
 @codecs.register("encoded")
+@checked
 @dataclass
 class Encoded(Codec):
-    """For veridical rehearsal: keeps an image's JPEG or PNG bytes, or the path of its file, and decodes it when it is
-    rehearsed, to RGB uint8 [n, 3, pixels, pixels]. Either way the image counts with the bytes of its file.
+    """Stores the JPEG or PNG bytes of an image, or the path of its file, for veridical rehearsal.
+
+    Images are decoded when they are rehearsed, to RGB uint8 [n, 3, pixels, pixels]. The bytes of the file count against
+    the buffer's capacity, also for a path.
 
     >>> import io
     >>> from PIL import Image
@@ -32,22 +35,18 @@ class Encoded(Codec):
     ([255, 0, 0], True)
     """
 
-    pixels: int = 224
+    pixels: Count = 224
     whole: bool = False  # keep the whole shorter side, without a margin
     ragged = True
 
-    def __post_init__(self) -> None:
-        if self.pixels < 1:
-            raise GraspError(f"pixels must be at least 1, not {self.pixels}")
-
     def encode(self, inputs: Sequence[bytes | str | Path] | Array) -> Array:
-        """Bytes or paths [n], as they are."""
+        """Return bytes unmodified and paths as absolute ones [n]."""
         codes = np.empty(len(inputs), object)
         for i, image in enumerate(inputs):
             if not isinstance(image, bytes | str | Path):
                 raise GraspError(
-                    f"input {i} is {type(image).__name__}; the codec 'encoded' takes the bytes or the path of an image "
-                    "file (images that are tensors already are stored by 'identity')"
+                    f"the codec 'encoded' takes the bytes or the path of an image file (use 'identity' for tensors), "
+                    f"got {type(image).__name__} as input {i}"
                 )
             codes[i] = image if isinstance(image, bytes) else os.path.abspath(image)
         return codes

@@ -1,12 +1,13 @@
-"""Optimised product quantisation of latents, a few bytes per location (section 4.2)."""
+"""Optimised product quantisation of latents: a few bytes per location (section 4.2)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+from graspcl.checks import Count, checked
 from graspcl.codec.codec import Codec, codecs
 from graspcl.errors import GraspError, require
 
@@ -14,37 +15,32 @@ _CHUNK = 8192
 
 
 @codecs.register("opq")
+@checked
 @dataclass
 class OPQ(Codec):
-    """`codebooks` bytes per vector: rotate, cut into `codebooks` parts, keep the nearest of `size` centroids of each.
+    """`codebooks` bytes per vector: rotate, cut into `codebooks` parts, store the nearest of `size` centroids of each.
 
     Spatial latents [n, C, H, W] are coded per location to [n, H, W, codebooks], vectors [n, D] to [n, codebooks].
-    `fit` trains rotation and centroids with faiss, on at most `samples` vectors, and is called once, on base latents.
+    `fit` trains rotation and centroids with faiss on at most `samples` vectors. Call it once, on base latents.
 
-    Decoding is Rᵀ · concat(c_m[code_m]) = Σ_m T_m[code_m] with the tables T_m = R_mᵀ c_m computed once: a sum of table
-    rows on whatever device the codes are on, without a matrix product.
+    Decoding is Rᵀ · concat(c_m[code_m]) = Σ_m T_m[code_m], with the tables T_m = R_mᵀ c_m computed once. It is a sum of
+    table rows on the device of the codes, without a matrix product.
 
     >>> codec = OPQ(codebooks=2, size=16, iterations=2).fit(torch.arange(400.0).reshape(100, 4).sin())
     >>> codec.encode(torch.zeros(3, 4)).shape, codec.decode(codec.encode(torch.zeros(3, 4))).shape
     (torch.Size([3, 2]), torch.Size([3, 4]))
     """
 
-    codebooks: int = 8
-    size: int = 256
-    iterations: int = 50
-    samples: int = 100_000
+    codebooks: Count = 8
+    size: Literal[2, 4, 8, 16, 32, 64, 128, 256] = 256
+    iterations: Count = 50
+    samples: Count = 100_000
     seed: int = 0
     _rotation: torch.Tensor | None = field(default=None, init=False, repr=False)  # [D, D]
     _centroids: torch.Tensor | None = field(default=None, init=False, repr=False)  # [codebooks, size, D / codebooks]
     _tables: dict[torch.device, torch.Tensor] = field(default_factory=dict, init=False, repr=False)
 
-    error = "what the nearest centroids leave"
-
-    def __post_init__(self) -> None:
-        if self.size not in (2, 4, 8, 16, 32, 64, 128, 256):
-            raise GraspError(f"OPQ codebooks have a power of two of entries up to 256 (a byte), not {self.size}")
-        if self.codebooks < 1:
-            raise GraspError(f"OPQ needs at least one codebook, not {self.codebooks}")
+    error = "distance to the nearest centroids"
 
     @property
     def nbytes(self) -> int:
@@ -57,7 +53,7 @@ class OPQ(Codec):
         dim = vectors.shape[1]
         if dim % self.codebooks:
             fit = [m for m in range(1, dim + 1) if dim % m == 0]
-            raise GraspError(f"{dim} dimensions do not divide into {self.codebooks} codebooks; codebooks may be {fit}")
+            raise GraspError(f"codebooks must divide the {dim} dimensions and be one of {fit}, got {self.codebooks}")
         if len(vectors) < self.size:
             raise GraspError(
                 f"{len(vectors)} vectors cannot train codebooks of {self.size} entries; give at least {self.size}"
@@ -65,7 +61,7 @@ class OPQ(Codec):
         if len(vectors) > self.samples:
             choice = torch.Generator().manual_seed(self.seed)
             vectors = vectors[torch.randperm(len(vectors), generator=choice)[: self.samples]]
-        # With fewer vectors than dimensions faiss writes beyond its memory; told twice they teach the same.
+        # With fewer vectors than dimensions faiss writes beyond its memory. Repeated vectors train the same tables.
         vectors = vectors.repeat(-(-dim // len(vectors)), 1)
         x = vectors.float().cpu().contiguous().numpy()
         bits = self.size.bit_length() - 1
@@ -75,7 +71,7 @@ class OPQ(Codec):
         quantizer = faiss.ProductQuantizer(dim, self.codebooks, bits)
         for pq in (start, quantizer):
             pq.cp.seed = self.seed + 1234
-            pq.cp.min_points_per_centroid = 1  # a small base set is the user's choice; no warning on every run
+            pq.cp.min_points_per_centroid = 1  # a small base set is the user's choice: do not warn on every run
         rotation.train(x)
         quantizer.train(rotation.apply(x))
         r = faiss.vector_to_array(rotation.A).reshape(dim, dim)
@@ -87,7 +83,7 @@ class OPQ(Codec):
         rotation, centroids = self._trained()
         vectors, shape = _as_vectors(inputs)
         if vectors.shape[1] != len(rotation):
-            raise GraspError(f"this OPQ was trained on {len(rotation)} dimensions, not {vectors.shape[1]}")
+            raise GraspError(f"this OPQ was trained on {len(rotation)} dimensions, got {vectors.shape[1]}")
         rotation, centroids = rotation.to(vectors.device), centroids.to(vectors.device)
         half_norms = centroids.square().sum(2) / 2  # argmin |y - c|² = argmax y·c - |c|²/2
         codes = torch.empty(len(vectors), self.codebooks, dtype=torch.uint8, device=vectors.device)
@@ -100,15 +96,15 @@ class OPQ(Codec):
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
         table = self._table(codes.device)
         if codes.ndim < 2 or codes.shape[-1] != self.codebooks:
-            raise GraspError(f"this OPQ has codes of {self.codebooks} bytes per vector, not shape {tuple(codes.shape)}")
-        # All locations of a sample in one row: a long row is added to many times faster than one of 8 numbers.
+            raise GraspError(f"this OPQ has codes of {self.codebooks} bytes per vector, got shape {tuple(codes.shape)}")
+        # All locations of a sample in one row: adding to one long row is much faster than to rows of 8 numbers.
         offsets = torch.arange(0, self.codebooks * self.size, self.size, dtype=torch.int32, device=codes.device)
         locations = codes.shape[1:-1].numel()
         rows = codes.reshape(len(codes), locations * self.codebooks).int().add_(offsets.repeat(locations))
         vectors = torch.nn.functional.embedding_bag(rows.reshape(-1, self.codebooks), table, mode="sum")
         if codes.ndim == 2:
             return vectors
-        # [n, H, W, C] in memory, seen as [n, C, H, W]: channels-last, the layout convolutions are fastest in.
+        # [n, H, W, C] in memory, viewed as [n, C, H, W]: channels-last, the fastest layout for convolutions.
         return vectors.reshape(*codes.shape[:-1], table.shape[1]).movedim(-1, 1)
 
     def state_dict(self) -> dict[str, Any]:
@@ -140,8 +136,8 @@ class OPQ(Codec):
 
 
 def _as_vectors(inputs: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
-    """[n, D] as it is, [n, C, …] as one vector of C numbers per location; and the shape without the vectors."""
+    """[n, D] unmodified, [n, C, …] as one vector of C numbers per location; and the shape without the vectors."""
     if inputs.ndim < 2:
-        raise GraspError(f"OPQ codes vectors [n, D] or spatial latents [n, C, H, W], not shape {tuple(inputs.shape)}")
+        raise GraspError(f"OPQ takes vectors [n, D] or spatial latents [n, C, H, W], got shape {tuple(inputs.shape)}")
     last = inputs.movedim(1, -1)
     return last.reshape(-1, last.shape[-1]), tuple(last.shape[:-1])

@@ -9,8 +9,8 @@ import numpy as np
 
 from graspcl.buffer import Buffer, Codes
 from graspcl.buffer.capacity import capacity_in_samples
-from graspcl.buffer.protocol import Codec
 from graspcl.checks import Array
+from graspcl.codec import Codec
 from graspcl.data import Samples
 from graspcl.learner import Learner
 from graspcl.metric import drift

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from graspcl.buffer import Codes
-from graspcl.buffer.checks import Columns
+from graspcl.buffer.columns import Columns
 from graspcl.checks import Array
 from graspcl.errors import GraspError, expect
 from graspcl.learner.learner import Learner, learners

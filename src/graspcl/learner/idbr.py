@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from graspcl.buffer import Codes
-from graspcl.buffer.checks import Columns
+from graspcl.buffer.columns import Columns
 from graspcl.errors import GraspError, expect, nearest
 from graspcl.learner.learner import Learner, learners
 from graspcl.learner.rehearsal import Batch

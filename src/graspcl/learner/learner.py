@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from graspcl.buffer import Buffer, Codes, Maintenance
-from graspcl.buffer.checks import Columns, code_array, finite_tensor, label_array
+from graspcl.buffer.columns import Columns, code_array, finite_tensor, label_array
 from graspcl.checks import Array
 from graspcl.errors import GraspError
 from graspcl.learner.rehearsal import Batch, Optimiser, Rehearsal, SessionLog, run
@@ -26,9 +26,9 @@ _NUMBERS = {"uncertainty", "importance", "similarity"}
 def column_shapes(rule: Maintenance, network: SplitNetwork) -> Columns:
     """The columns that a buffer with `rule` must be made with, for a learner with `network`.
 
-    >>> from graspcl.buffer import Herding
+    >>> from graspcl.buffer import HerdingRule
     >>> from graspcl.model import vector_network
-    >>> column_shapes(Herding(), vector_network(4, embedding=16, generator=torch.Generator()))
+    >>> column_shapes(HerdingRule(), vector_network(4, embedding=16, generator=torch.Generator()))
     {'embedding': ((16,), <class 'numpy.float32'>)}
     """
     if unknown := sorted(rule.columns - _VECTORS - _NUMBERS):

@@ -1,4 +1,4 @@
-"""Accuracy over the sessions of a run: the matrix first, everything else from it (section 4.3)."""
+"""Accuracy over the sessions of a run: the accuracy matrix and everything derived from it (section 4.3)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from graspcl.checks import Array
+from graspcl.checks import Array, Count, aligned, checked
 from graspcl.errors import GraspError
-from graspcl.metric.checks import alike, shaped
 
 
 @dataclass(frozen=True)
@@ -18,8 +17,9 @@ class Accuracies:
     """The accuracy matrix of a run of T sessions, in percent.
 
     `matrix[t, i]` (t = 0 … T, i = 0 … T) is the accuracy after session t on the test samples of classes that arrived
-    in session i; t = 0 is after base initialisation, i = 0 are the base classes; NaN where no class came, and where
-    i > t unless classes were predicted ahead of their arrival. `weights[i]` is the number of those test samples.
+    in session i. t = 0 is after base initialisation, and i = 0 are the base classes. An entry is NaN where no class
+    arrived, and where i > t unless classes were predicted before their arrival. `weights[i]` is the number of those
+    test samples.
     """
 
     matrix: Array
@@ -31,7 +31,7 @@ class Accuracies:
         return len(self.matrix) - 1
 
     def at(self, session: int, arrived: slice) -> float:
-        """Accuracy after a session on all test samples of classes that arrived in a range of sessions."""
+        """Return the accuracy after a session on all test samples of classes that arrived in a range of sessions."""
         row, weight = self.matrix[session, arrived], self.weights[arrived]
         there = ~np.isnan(row)
         return float(np.average(row[there], weights=weight[there])) if weight[there].sum() else float("nan")
@@ -52,39 +52,41 @@ class Accuracies:
         return [self.at(t, slice(0, t + 1)) for t in range(1, self.sessions + 1)]
 
     def forgetting(self) -> float:
-        """Mean over the groups i < T of max over t < T of matrix[t, i], minus matrix[T, i] (Chaudhry et al., 2018).
+        """Return the mean over groups i < T of max_{t < T} matrix[t, i] - matrix[T, i] (Chaudhry et al., 2018).
 
-        How far each group has fallen from its best by the end; negative where the end is the best. Base classes are a
-        group like any other. NaN if there is no group from before the last session.
+        This is how far each group has fallen from its best by the end; negative if the end is the best. Base classes
+        are one of the groups. NaN if there is no group before the last session.
         """
         end = self.sessions
-        # fmax prefers numbers to NaN, so NaN stays only where a group was never measured.
+        # fmax ignores NaN unless all are NaN, that is, unless a group was never measured.
         best = np.fmax.reduce(self.matrix[:end, :end], axis=0, initial=np.nan)
         return _mean(best - self.matrix[end, :end])
 
     def backward_transfer(self) -> float:
-        """Mean over the groups i < T of matrix[T, i] − matrix[i, i] (Lopez-Paz and Ranzato, 2017).
+        """Return the mean over groups i < T of matrix[T, i] − matrix[i, i] (Lopez-Paz and Ranzato, 2017).
 
-        What the later sessions did to a group since the one that brought it; negative if they made it worse. NaN if
-        there is no group from before the last session.
+        This is the effect of later sessions on a group; negative if they made it worse. NaN if there is no group before
+        the last session.
         """
         end = self.sessions
         return _mean(self.matrix[end, :end] - np.diagonal(self.matrix)[:end])
 
     def forward_transfer(self, untrained: ArrayLike = 0.0) -> float:
-        """Mean over the groups i ≥ 1 of matrix[i − 1, i] − untrained[i] (Lopez-Paz and Ranzato, 2017).
+        """Return the mean over groups i ≥ 1 of matrix[i − 1, i] − untrained[i] (Lopez-Paz and Ranzato, 2017).
 
-        How well a group is known just before its session, above what an untrained model reaches on it (`untrained`,
-        percent: one number, or one per group [T + 1], the first of which is not used). NaN without entries above the
-        diagonal, as in class-incremental streams, where no class is predicted before it came.
+        This is how well a group is known just before its session, compared with an untrained model. NaN without entries
+        above the diagonal, as in class-incremental streams, where no class is predicted before it arrives.
+
+        Args:
+            untrained: accuracy of an untrained model in percent: one number, or one per group [T + 1].
         """
         floor = np.asarray(untrained, dtype=np.float64)
         if floor.shape not in ((), (len(self.matrix),)):
-            raise GraspError(f"untrained must be one number or {len(self.matrix)} of them, not shape {floor.shape}")
+            raise GraspError(f"untrained must be one number or {len(self.matrix)} of them, got shape {floor.shape}")
         return _mean(np.diagonal(self.matrix, offset=1) - (floor[1:] if floor.ndim else floor))
 
     def summary(self) -> dict[str, float]:
-        """μ_N, μ_O and μ_A, the means over sessions, α, the final accuracy on all classes, and what was forgotten."""
+        """Return μ_N, μ_O and μ_A (means over sessions), α (final accuracy on all classes), and forgetting."""
         means = {"mu_new": self.new, "mu_old": self.old, "mu_all": self.all}
         return {
             **{name: _mean(values) for name, values in means.items()},
@@ -97,12 +99,13 @@ class Accuracies:
 def accuracies(
     predictions: Sequence[Array], labels: Array, arrival: Mapping[int, int] | Array, *, ahead: bool = False
 ) -> Accuracies:
-    """The accuracy matrix from predictions [n_test] after base initialisation and after each session.
+    """Return the accuracy matrix from predictions [n_test] after base initialisation and after each session.
 
-    Entries of samples whose class had not arrived by then are ignored. `arrival` maps a class to its
-    session, or tells the session of each sample [n_test].
-    With `ahead`, predictions of classes yet to come are counted too, as where all classes are known from the start;
-    a group that was not predicted at all (only −1) stays NaN.
+    Args:
+        predictions: predicted labels [n_test], once after base initialisation and once after each session.
+        labels: true labels [n_test].
+        arrival: maps a class to its session, or gives the session of each sample [n_test].
+        ahead: count predictions of classes before their arrival too. A group without predictions (only −1) is NaN.
 
     >>> labels, arrival = np.array([0, 0, 1, 1]), {0: 0, 1: 1}
     >>> result = accuracies([np.array([0, 0, -1, -1]), np.array([0, 1, 1, 1])], labels, arrival)
@@ -128,22 +131,25 @@ def accuracies(
     return Accuracies(matrix, weights[:size])
 
 
-def top_k(scores: ArrayLike, rows: ArrayLike, k: int) -> float:
-    """Percent of samples whose class is among the k with the highest scores; NaN without samples.
+@checked
+def top_k(scores: ArrayLike, rows: ArrayLike, k: Count) -> float:
+    """Return the percentage of samples whose class is among the k with the highest scores; NaN without samples.
 
-    `scores` [n, classes]; `rows` [n] is the column of each sample's class. Of equal scores the earlier column comes
-    first, as with argmax, so that k = 1 is the plain accuracy. With k of all classes or more it is 100.
+    For equal scores the earlier column comes first, as with argmax, so that k = 1 is the plain accuracy.
+
+    Args:
+        scores: array [n, classes]. −∞ masks a class.
+        rows: column of each sample's class [n].
+        k: number of classes; 100 % for all classes or more.
 
     >>> top_k([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7]], [1, 0], k=2)
     50.0
     """
-    scores, rows = np.asarray(scores), np.asarray(rows)
-    shaped("scores", scores, dimensions=2)
-    shaped("rows", rows)
-    alike(scores=scores, rows=rows)
-    if k < 1:
-        raise GraspError(f"k must be 1 or more, not {k}")
-    if np.isnan(scores).any():  # −∞ is fair: it masks a class
+    scores = np.asarray(scores)
+    if scores.ndim != 2:
+        raise GraspError(f"scores must have 2 dimensions, got shape {scores.shape}")
+    _, rows = aligned(scores=np.arange(len(scores)), rows=rows)
+    if np.isnan(scores).any():
         raise GraspError("scores must not be NaN")
     if not len(rows):
         return float("nan")
@@ -156,15 +162,12 @@ def top_k(scores: ArrayLike, rows: ArrayLike, k: int) -> float:
 
 
 def by_group(predictions: ArrayLike, labels: ArrayLike, groups: Mapping[str, Iterable[int]]) -> dict[str, float]:
-    """Accuracy in percent on the samples of each named group of classes; NaN where a group has none.
+    """Return the accuracy in percent on each named group of classes; NaN for a group without samples.
 
     >>> by_group([0, 1, 1, 1, 2], [0, 0, 1, 1, 0], {"animals": [0, 1], "plants": [2]})
     {'animals': 60.0, 'plants': nan}
     """
-    predictions, labels = np.asarray(predictions), np.asarray(labels)
-    for name, array in (("predictions", predictions), ("labels", labels)):
-        shaped(name, array)
-    alike(predictions=predictions, labels=labels)
+    predictions, labels = aligned(predictions=predictions, labels=labels)
     right = predictions == labels
     members = {name: np.isin(labels, list(classes)) for name, classes in groups.items()}
     return {name: float(100 * right[of].mean()) if of.any() else float("nan") for name, of in members.items()}
@@ -173,10 +176,15 @@ def by_group(predictions: ArrayLike, labels: ArrayLike, groups: Mapping[str, Ite
 def head_and_tail(
     predictions: ArrayLike, labels: ArrayLike, counts: Mapping[int, int], threshold: int = 100
 ) -> tuple[float, float]:
-    """α_H and α_T: accuracy on classes with more than `threshold` training samples, and on the others.
+    """Return α_H and α_T: accuracy in percent on classes with more than `threshold` training samples, and on others.
 
-    `counts` has the number of training samples of every class among the labels, 0 where there were none. Percent of
-    test samples; on a test set with equally many per class, as that of Places-LT, also the mean over classes.
+    With equally many test samples per class, as in Places-LT, these are also means over classes.
+
+    Args:
+        predictions: predicted labels [n].
+        labels: true labels [n].
+        counts: number of training samples of every class among the labels; 0 if there were none.
+        threshold: largest count of a tail class.
 
     >>> head_and_tail([0, 0, 0, 1], [0, 0, 1, 1], {0: 101, 1: 100})
     (100.0, 50.0)
@@ -184,7 +192,7 @@ def head_and_tail(
     missing = sorted({int(label) for label in np.unique(np.asarray(labels))} - set(counts))
     if missing:
         raise GraspError(
-            f"counts lacks {len(missing)} of the classes, first {missing[0]}; give 0 for one never trained"
+            f"counts lacks {len(missing)} of the classes, first {missing[0]}; give 0 for a class without samples"
         )
     head = [label for label, count in counts.items() if count > threshold]
     tail = [label for label, count in counts.items() if count <= threshold]

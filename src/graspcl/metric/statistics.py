@@ -1,22 +1,24 @@
-"""Whether two policies differ, how sure a mean over seeds is, and what updates one policy saves over another."""
+"""Whether two policies differ, how certain a mean over seeds is, and how many updates one policy saves."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from graspcl.checks import Array
+from graspcl.checks import Array, Range, aligned, checked, numbers
 from graspcl.errors import GraspError
-from graspcl.metric.checks import alike, filled, numbers, shaped
+
+Confidence = Annotated[float, Range(0, 1, above=True, below=True)]
 
 
 @dataclass(frozen=True)
 class McNemar:
     """McNemar's test of two models on the same samples.
 
-    `only_a` and `only_b` are the numbers of samples that only one of them has right, `p` is the exact two-sided
+    `only_a` and `only_b` count the samples that only one of them predicts correctly. `p` is the exact two-sided
     probability of a split at least as uneven if both were equally good.
     """
 
@@ -38,22 +40,25 @@ class Interval:
 
 @dataclass(frozen=True)
 class PairedInterval(Interval):
-    """Interval of the mean difference over seeds, and the p of the two-sided paired t-test that it is zero."""
+    """Interval of the mean difference over seeds, and `p` of the two-sided paired t-test that it is zero."""
 
     p: float
 
 
 def mcnemar(right_a: ArrayLike, right_b: ArrayLike) -> McNemar:
-    """McNemar's exact test; `right_a` and `right_b` [n] say of each sample whether a model predicts it rightly.
+    """Run McNemar's exact test. `right_a` and `right_b` [n] are true where a model predicts a sample correctly.
 
-    The samples that only one has right are flips of a fair coin if both are equally good (binomial test). p is 1
-    where there are none.
+    If both models are equally good, the samples that only one predicts correctly are flips of a fair coin (binomial
+    test). Without such samples p is 1.
 
     >>> mcnemar([True, True, True, True, True], [True, False, False, False, False])
     McNemar(only_a=4, only_b=0, p=0.125)
     """
-    a, b = _truths("right_a", right_a), _truths("right_b", right_b)
-    alike(right_a=a, right_b=b)
+    a, b = aligned(right_a=right_a, right_b=right_b)
+    for name, array in (("right_a", a), ("right_b", b)):
+        if array.dtype != bool and len(array):  # numpy makes an empty list an array of floats
+            raise GraspError(f"{name} must be true or false per sample (predictions == labels), got {array.dtype}")
+    a, b = a.astype(bool), b.astype(bool)
     only_a, only_b = int((a & ~b).sum()), int((b & ~a).sum())
     if not only_a + only_b:
         return McNemar(0, 0, 1.0)
@@ -62,19 +67,17 @@ def mcnemar(right_a: ArrayLike, right_b: ArrayLike) -> McNemar:
     return McNemar(only_a, only_b, float(binomtest(only_a, only_a + only_b).pvalue))
 
 
-def interval(values: ArrayLike, confidence: float = 0.95) -> Interval:
-    """Mean of values [n] over seeds and its confidence interval by Student's t with n − 1 degrees of freedom.
+@checked
+def interval(values: ArrayLike, confidence: Confidence = 0.95) -> Interval:
+    """Return the mean of values [n] over seeds and its confidence interval by Student's t (n − 1 degrees of freedom).
 
-    With one seed there is no spread to measure: std, low and high are NaN.
+    With one seed, std, low and high are NaN.
 
     >>> found = interval([60.0, 62.0, 64.0])
     >>> found.mean, found.std, round(found.low, 2), round(found.high, 2), found.n
     (62.0, 2.0, 57.03, 66.97, 3)
     """
-    values = numbers("values", values)
-    filled("values", values)
-    if not 0 < confidence < 1:
-        raise GraspError(f"confidence must lie between 0 and 1, not {confidence}")
+    values = numbers("values", values, empty=False)
     n, mean = len(values), float(values.mean())
     if n == 1:
         return Interval(mean, float("nan"), float("nan"), float("nan"), 1)
@@ -86,17 +89,15 @@ def interval(values: ArrayLike, confidence: float = 0.95) -> Interval:
 
 
 def paired_interval(a: ArrayLike, b: ArrayLike, confidence: float = 0.95) -> PairedInterval:
-    """Interval of a − b, where a and b [n] are values of two policies with the same seeds in the same order.
+    """Return the interval of a − b, where a and b [n] are values of two policies with the same seeds in the same order.
 
-    p is NaN with one seed. Without any spread it is the limit: 1 if all differences are zero, else 0.
+    p is NaN with one seed. If all differences are equal it is the limit: 1 if they are zero, else 0.
 
     >>> found = paired_interval([61.0, 63.0, 66.0], [60.0, 61.0, 63.0])
     >>> found.mean, found.std, round(found.low, 2), round(found.high, 2), round(found.p, 4)
     (2.0, 1.0, -0.48, 4.48, 0.0742)
     """
-    a, b = numbers("a", a), numbers("b", b)
-    alike(a=a, b=b)
-    filled("a", a)
+    a, b = aligned(a=numbers("a", a, empty=False), b=numbers("b", b))
     found = interval(a - b, confidence)
     if found.n == 1:
         p = float("nan")
@@ -110,11 +111,15 @@ def paired_interval(a: ArrayLike, b: ArrayLike, confidence: float = 0.95) -> Pai
 
 
 def updates_to_reach(updates: ArrayLike, accuracies: ArrayLike, target: float) -> float:
-    """The smallest number of updates at which a policy's accuracy reaches `target`; NaN if it never does.
+    """Return the smallest number of updates at which a policy's accuracy reaches `target`; NaN if it never does.
 
-    `accuracies` [n] were measured in runs with `updates` [n], in any order, one per number of updates; between them
-    the accuracy is taken to be linear. If the run with the fewest updates is there already, its number is returned,
-    an upper bound.
+    The accuracy is interpolated linearly. If the run with the fewest updates already reaches the target, its number is
+    returned, an upper bound.
+
+    Args:
+        updates: number of updates of each run [n], in any order, each once.
+        accuracies: accuracy of each run [n].
+        target: the accuracy to reach.
 
     >>> updates_to_reach([100, 200, 300], [50.0, 60.0, 64.0], target=55.0)
     150.0
@@ -134,11 +139,11 @@ def updates_to_reach(updates: ArrayLike, accuracies: ArrayLike, target: float) -
 def saved_updates(
     updates_a: ArrayLike, accuracies_a: ArrayLike, updates_b: ArrayLike, accuracies_b: ArrayLike
 ) -> float:
-    """The share of b's updates that a saves when it reaches b's best accuracy: 0.4 for "40 % fewer updates".
+    """Return the share of b's updates that a saves when it reaches b's best accuracy: 0.4 for "40 % fewer updates".
 
-    With A the highest accuracy of b, and u_a, u_b the fewest updates with which a and b reach it (`updates_to_reach`),
-    this is 1 − u_a / u_b. It is negative if a needs more updates than b, and NaN if a never reaches A or if b needs no
-    update for it. If a is at A with the fewest updates it was run with, it is a lower bound.
+    This is 1 − u_a / u_b, where u_a and u_b are the fewest updates (`updates_to_reach`) to the best accuracy A of b. It
+    is negative if a needs more updates than b. It is NaN if a never reaches A, or if b needs no update for it. It is a
+    lower bound if a reaches A with the fewest updates it was run with.
 
     >>> saved_updates([100, 200], [50.0, 60.0], [100, 200, 300], [40.0, 50.0, 58.0])
     0.4
@@ -149,21 +154,12 @@ def saved_updates(
     return 1 - needed_a / needed_b if needed_b else float("nan")
 
 
-def _truths(name: str, values: ArrayLike) -> Array:
-    array = np.asarray(values)
-    shaped(name, array)
-    if array.dtype != bool and len(array):  # an empty list is of floats
-        raise GraspError(f"{name} must be true or false per sample (predictions == labels), not {array.dtype}")
-    return array.astype(bool)
-
-
 def _sweep(updates: ArrayLike, accuracies: ArrayLike) -> tuple[Array, Array]:
-    """A compute sweep by rising number of updates."""
-    updates, accuracies = numbers("updates", updates), numbers("accuracies", accuracies)
-    alike(updates=updates, accuracies=accuracies)
-    filled("updates", updates)
+    """A compute sweep, sorted by the number of updates."""
+    updates, accuracies = numbers("updates", updates, empty=False), numbers("accuracies", accuracies)
+    aligned(updates=updates, accuracies=accuracies)
     if updates.min() < 0:
-        raise GraspError(f"updates must be 0 or more, not {updates.min():g}")
+        raise GraspError(f"updates must be 0 or more, got {updates.min():g}")
     order = np.argsort(updates)
     updates = updates[order]
     again = updates[1:][np.diff(updates) == 0]

@@ -1,4 +1,4 @@
-"""ASER: old samples that speak for the old classes and against the incoming ones, by their Shapley values."""
+"""ASER: old samples that support the old classes and contradict the incoming ones, by their Shapley values."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from graspcl.checks import Array
-from graspcl.errors import GraspError
+from graspcl.checks import Array, Count
 from graspcl.policy.drawing import best, candidates
 from graspcl.policy.policy import IncomingPolicy, policies
 from graspcl.policy.session import Session
@@ -19,29 +18,23 @@ from graspcl.policy.session import Session
 @policies.register("aser")
 @dataclass
 class Aser(IncomingPolicy):
-    """The largest mean_j s_j(i) over old samples j, minus mean_j s_j(i) over incoming ones ("asvm").
+    """Largest score first: mean_j s_j(i) over old samples j, minus mean_j s_j(i) over incoming ones ("asvm").
 
-    s_j(i) is the Shapley value of candidate i in telling the class of j by its `k` nearest neighbours. The candidates
-    are `n_smp_cls` old samples of each class, and more where more are to be chosen; as many others stand for the old
-    ones. "asv" takes max_j and min_j instead of the means, "neg_sv" minus the sum over incoming ones alone.
+    s_j(i) is the Shapley value of candidate i when j is classified by its `k` nearest neighbours. Candidates are
+    `n_smp_cls` old samples of each class, or more if more are to be chosen; `n_smp_cls` others represent the old ones.
+    "asv" takes max_j and min_j instead of the means. "neg_sv" is minus the sum over incoming samples alone.
     """
 
-    k: int = 3
-    n_smp_cls: int = 2
+    k: Count = 3
+    n_smp_cls: Count = 2
     score: Literal["asvm", "asv", "neg_sv"] = "asvm"
 
-    needs = IncomingPolicy.needs | {"forward"}
+    needs = frozenset({"labels", "new", "embeddings", "forward"})
     cost = (
         "per mini-batch, a forward pass over its incoming half and 2 · `n_smp_cls` (2 · 2) old samples of each class, "
         "or as many candidates as are to be chosen"
     )
     source = "Shim et al. 2021"
-
-    def __post_init__(self) -> None:
-        if self.k < 1 or self.n_smp_cls < 1:
-            raise GraspError(f"aser takes k >= 1 and n_smp_cls >= 1, not {self.k} and {self.n_smp_cls}")
-        if self.score not in ("asvm", "asv", "neg_sv"):
-            raise GraspError(f"aser's score is 'asvm', 'asv' or 'neg_sv', not {self.score!r}")
 
     def choose(self, session: Session, incoming: Array, old: Array, k: int) -> Array:
         slots, others = self.sets(session, old, k)
@@ -61,8 +54,8 @@ class Aser(IncomingPolicy):
         return best(slots, scores, k)
 
     def sets(self, session: Session, old: Array, k: int) -> tuple[Array, Array]:
-        """Candidates, at least `k` if there are, and the old samples to value them by: others, where there are."""
-        is_old = np.zeros(len(session.labels), bool)
+        """Return candidates (at least `k`, if there are) and other old samples, if there are, to evaluate them on."""
+        is_old = np.zeros(len(session), bool)
         is_old[old] = True
         members, offsets = session.groups
         classes = [run[is_old[run]] for run in (members[begin:end] for begin, end in pairwise(offsets))]
@@ -75,11 +68,11 @@ class Aser(IncomingPolicy):
 
 
 def knn_shapley(z: torch.Tensor, y: torch.Tensor, at: torch.Tensor, labels: torch.Tensor, k: int) -> torch.Tensor:
-    """Shapley values [m, n] of candidates z [n, D] of classes y [n] for m points `at` [m, D] of classes `labels` [m].
+    """Return Shapley values [m, n] of candidates z [n, D], classes y [n], for points `at` [m, D], classes `labels` [m].
 
-    The game's worth is v(S) = (1/k) Σ 1[y = label] over the min(k, |S|) members of S nearest to the point. With a_1 the
-    nearest and a_n the farthest, s(a_i) = s(a_{i+1}) + (1[y_{a_i} = y] - 1[y_{a_{i+1}} = y]) min(k, i) / (k i), from
-    nothing beyond a_n.
+    The value of a set S is v(S) = (1/k) Σ 1[y = label] over the min(k, |S|) members of S nearest to the point. With a_1
+    the nearest and a_n the farthest, s(a_i) = s(a_{i+1}) + (1[y_{a_i} = y] - 1[y_{a_{i+1}} = y]) min(k, i) / (k i),
+    starting from 0 beyond a_n.
 
     >>> z, y = torch.tensor([[0.0], [1.0], [2.0]]), torch.tensor([7, 3, 7])
     >>> knn_shapley(z, y, torch.tensor([[0.0]]), torch.tensor([7]), k=1)

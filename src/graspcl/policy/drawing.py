@@ -1,8 +1,8 @@
-"""Drawing class by class: group samples by class, draw within classes, deal the draws out round-robin.
+"""Draw samples: class by class and dealt out round-robin, or from a list of candidates.
 
-All class-balanced policies spend their budget in rounds, one sample of each class per round (Algorithm 1's inner loop),
-so every class gets the same number of draws within one. Members of a class and draws are held class after class
-("class-major") and only dealt out at the end.
+Class-balanced policies spend their budget in rounds, one sample of each class per round (Algorithm 1's inner loop). So
+every class gets the same number of draws, within one. Members and draws are held class after class ("class-major").
+They are dealt out at the end.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from graspcl.checks import Array
 
 
 class Groups(NamedTuple):
-    """Samples by class: `members[offsets[k] : offsets[k + 1]]` are the samples of the k-th class present."""
+    """Samples by class: `members[offsets[k] : offsets[k + 1]]` belong to the k-th class present."""
 
     members: Array
     offsets: Array
@@ -33,7 +33,7 @@ class Groups(NamedTuple):
 
 
 def group_by_class(labels: Array) -> Groups:
-    """Group samples by sorted class; within a class they keep their order.
+    """Group samples by sorted class. Within a class they keep their order.
 
     >>> groups = group_by_class(np.array([7, 2, 7, 2, 2]))
     >>> groups.members.tolist(), groups.offsets.tolist()
@@ -49,7 +49,7 @@ def group_by_class(labels: Array) -> Groups:
 
 
 def draws_per_class(classes: int, budget: int) -> Array:
-    """How many of `budget` round-robin draws fall to each class [K]: equal within one, the first classes get more.
+    """Return how many of `budget` round-robin draws each class gets [K]: equal within one, the first classes get more.
 
     >>> draws_per_class(3, 8).tolist()
     [3, 3, 2]
@@ -59,7 +59,7 @@ def draws_per_class(classes: int, budget: int) -> Array:
 
 
 def round_robin(draws: Array, classes: int) -> Array:
-    """Deal class-major `draws` (as many of each class as `draws_per_class` says) out, one of each class per round.
+    """Deal out class-major `draws`, one of each class per round. `draws_per_class` gives the number of each class.
 
     >>> round_robin(np.array([10, 11, 12, 20, 21, 22, 30, 31]), classes=3).tolist()
     [10, 20, 30, 11, 21, 31, 12, 22]
@@ -76,20 +76,23 @@ def round_robin(draws: Array, classes: int) -> Array:
 
 
 def uniform_draws(groups: Groups, budget: int, rng: np.random.Generator) -> Array:
-    """`budget` samples, round-robin over classes, each uniform within its class with replacement."""
+    """Draw `budget` samples, round-robin over classes, uniform within a class with replacement."""
     draws = draws_per_class(groups.number, budget)
-    # Whole numbers before the offsets are added: a float sum could round up into the next class.
+    # Truncate before adding the offsets: a float sum could round up into the next class.
     picks = (rng.random(budget) * np.repeat(groups.sizes, draws)).astype(np.int64)
     picks += np.repeat(groups.offsets[:-1], draws)
     return round_robin(groups.members[picks], groups.number)
 
 
 def shuffled_draws(groups: Groups, budget: int, rng: np.random.Generator) -> Array:
-    """`budget` samples, round-robin over classes, within a class without replacement until all were seen, then anew."""
+    """Draw `budget` samples, round-robin over classes, without replacement within a class.
+
+    When a class is used up, it starts again in a new random order.
+    """
     draws = draws_per_class(groups.number, budget)
     sizes = groups.sizes
     passes = -(-draws // sizes)
-    # One deck per class and pass, each a copy of the class's members; shuffle everything, then collect the decks.
+    # One deck per class and pass, each a copy of the class's members. Shuffle everything, then collect the decks.
     deck_size = np.repeat(sizes, passes)
     first = np.repeat(groups.offsets[:-1], passes)
     place = np.arange(deck_size.sum()) - np.repeat(np.cumsum(deck_size) - deck_size, deck_size)
@@ -97,16 +100,16 @@ def shuffled_draws(groups: Groups, budget: int, rng: np.random.Generator) -> Arr
     deck = np.repeat(np.arange(len(deck_size)), deck_size)
     shuffle = rng.permutation(len(deck))
     cards = member[shuffle[_stable_order(deck[shuffle], len(deck_size))]]
-    # Of each class's run of decks only the first `draws` cards are used.
+    # Only the first `draws` cards of each class are used.
     begin = np.cumsum(passes * sizes) - passes * sizes
     used = np.arange(budget) - np.repeat(np.cumsum(draws) - draws, draws) + np.repeat(begin, draws)
     return round_robin(groups.members[cards[used]], groups.number)
 
 
 def weighted_draws(weights: Array, groups: Groups, budget: int, rng: np.random.Generator) -> Array:
-    """`budget` samples, round-robin over classes, within a class with replacement and probability ~ `weights` [N] ≥ 0.
+    """Draw `budget` samples, round-robin over classes, with replacement and probability ~ `weights` [N] ≥ 0 in a class.
 
-    `weights[i]` belongs to sample i. A class whose weights are all zero is drawn from uniformly.
+    A class whose weights are all zero is drawn from uniformly.
     """
     w = weights[groups.members].astype(np.float64)
     begin, sizes = groups.offsets[:-1], groups.sizes
@@ -116,7 +119,7 @@ def weighted_draws(weights: Array, groups: Groups, budget: int, rng: np.random.G
     ends = cumulated[groups.offsets[1:] - 1]
     starts = np.append(0.0, ends[:-1])
     draws = draws_per_class(groups.number, budget)
-    # Rounding stays within [start, end) of the class: there, `side="right"` finds only samples that have weight.
+    # Rounding must not leave [start, end) of the class. There `side="right"` finds only samples with weight.
     targets = np.repeat(starts, draws) + rng.random(budget) * np.repeat(ends - starts, draws)
     targets = np.minimum(targets, np.repeat(np.nextafter(ends, starts), draws))
     picks = np.searchsorted(cumulated, targets, side="right")
@@ -124,24 +127,34 @@ def weighted_draws(weights: Array, groups: Groups, budget: int, rng: np.random.G
 
 
 def candidates(slots: Array, number: int, rng: np.random.Generator) -> Array:
-    """`number` of `slots`, uniformly without replacement; all of them if there are no more. In random order."""
+    """Draw `number` of `slots` uniformly without replacement, or all of them if there are fewer; in random order."""
     return rng.choice(slots, min(number, len(slots)), replace=False)
 
 
+def whole_passes(slots: Array, number: int) -> tuple[Array, int]:
+    """Repeat all `slots` as often as they fit into `number`; return them and how many slots are still missing.
+
+    >>> whole_passes(np.array([4, 7]), 5)
+    (array([4, 7, 4, 7]), 1)
+    """
+    whole, rest = divmod(number, len(slots))
+    return np.tile(slots, whole), rest
+
+
 def evenly(slots: Array, number: int, rng: np.random.Generator) -> Array:
-    """`number` slots drawn uniformly: none comes once more before all have come.
+    """Draw `number` slots uniformly. No slot comes again before all have come.
 
     >>> sorted(evenly(np.array([4, 7]), 4, np.random.default_rng(0)).tolist())
     [4, 4, 7, 7]
     """
-    whole, rest = divmod(number, len(slots))
-    return np.append(np.tile(slots, whole), rng.choice(slots, rest, replace=False))
+    whole, rest = whole_passes(slots, number)
+    return np.append(whole, rng.choice(slots, rest, replace=False))
 
 
 def best(slots: Array, scores: torch.Tensor, k: int) -> Array:
-    """The `k` of `slots` [n] whose `scores` [n] are largest, largest first; if n < k, they are repeated in that order.
+    """Return the `k` of `slots` [n] with the largest `scores` [n], largest first. If n < k, the order is repeated.
 
-    Of equals the earlier one wins: give the slots in random order, as `candidates` does.
+    The earlier of two equals wins: give the slots in random order, as `candidates` does.
 
     >>> best(np.array([4, 7, 9]), torch.tensor([0.5, 2.0, 1.0]), 5).tolist()
     [7, 9, 4, 7, 9]
@@ -151,5 +164,5 @@ def best(slots: Array, scores: torch.Tensor, k: int) -> Array:
 
 
 def _stable_order(keys: Array, bound: int) -> Array:
-    """Stable argsort of keys in 0 … bound-1; numpy sorts 16-bit keys in linear time."""
+    """Stable argsort of keys in 0 … bound-1. numpy sorts 16-bit keys in linear time."""
     return np.argsort(keys.astype(np.uint16) if bound <= 2**16 else keys, kind="stable")

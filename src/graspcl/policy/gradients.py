@@ -1,23 +1,25 @@
-"""Per-sample gradients as factors, so that their inner products never need the gradients themselves."""
+"""Per-sample gradients as factors: inner products are computed without the gradients themselves."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from graspcl.errors import GraspError
 
-_BLOCK = 2048  # rows of a product that is summed up at once
+Kind = Literal["last_layer", "full"]  # which parameters: the last layer, in closed form, or all that are trainable
+
+_BLOCK = 2048  # rows of a product that are summed at once
 
 
 class Gradients:
     """Gradients of the loss of n samples, each an outer product of `factors` [n, ·]: ⟨g_i, g_j⟩ = Π_f ⟨f_i, f_j⟩.
 
     The last layer's gradient under cross-entropy is (softmax - onehot) ⊗ h: two factors instead of K · D numbers. It is
-    exact for the weight of a linear last layer, whose bias is left out. Of a cosine head, which has σ [h, 1] / |[h, 1]|
-    for h, it is the gradient with respect to the normalised rows. Full gradients are a single factor [n, P].
+    exact for the weight of a linear last layer; the bias is left out. For a cosine head, with σ [h, 1] / |[h, 1]| in
+    place of h, it is the gradient with respect to the normalised rows. Full gradients are a single factor [n, P].
 
     >>> g = Gradients(torch.tensor([[1.0, -1.0], [0.0, 2.0]]), torch.tensor([[1.0], [3.0]]))
     >>> g.dots(g).tolist(), g.norms().tolist()
@@ -34,58 +36,58 @@ class Gradients:
         return Gradients(*(factor[which] for factor in self.factors))
 
     def split(self, sizes: list[int]) -> list[Gradients]:
-        """The first `sizes[0]` gradients, the next `sizes[1]`, and so on."""
+        """Return the first `sizes[0]` gradients, the next `sizes[1]`, and so on."""
         return [Gradients(*parts) for parts in zip(*(factor.split(sizes) for factor in self.factors), strict=True)]
 
     def dots(self, other: Gradients) -> torch.Tensor:
-        """⟨g_i, g'_j⟩ [n, m]."""
+        """Return ⟨g_i, g'_j⟩ [n, m]."""
         product: torch.Tensor = self.factors[0] @ other.factors[0].T
         for mine, theirs in zip(self.factors[1:], other.factors[1:], strict=True):
             product = product * (mine @ theirs.T)
         return product
 
     def norms(self) -> torch.Tensor:
-        """|g_i| [n]."""
+        """Return |g_i| [n]."""
         product: torch.Tensor = torch.linalg.vector_norm(self.factors[0], dim=1)
         for factor in self.factors[1:]:
             product = product * torch.linalg.vector_norm(factor, dim=1)
         return product
 
     def mean_dots(self, others: Gradients) -> torch.Tensor:
-        """⟨g_i, ḡ⟩ [n], ḡ the mean of `others`."""
+        """Return ⟨g_i, ḡ⟩ [n], where ḡ is the mean of `others`."""
         return torch.cat([self[i : i + _BLOCK].dots(others).mean(1) for i in range(0, len(self), _BLOCK)])
 
     def normalised(self, eps: float = 1e-8) -> Gradients:
-        """g_i / (|g_i| + ε)."""
+        """Return g_i / (|g_i| + ε)."""
         return Gradients(self.factors[0] / (self.norms()[:, None] + eps), *self.factors[1:])
 
     def cosines(self, other: Gradients, eps: float = 1e-6) -> torch.Tensor:
-        """cos(g_i, g'_j) [n, m]; a gradient of (almost) nothing has cosine 0 with everything."""
+        """Return cos(g_i, g'_j) [n, m]. A gradient of (almost) zero has cosine 0 with everything."""
         lengths = self.norms()[:, None].clamp_min(eps) * other.norms()[None, :].clamp_min(eps)
         return self.dots(other) / lengths
 
     def mean_cosines(self, others: Gradients, eps: float = 1e-6) -> torch.Tensor:
-        """cos(g_i, ḡ) [n], ḡ the mean of `others`."""
+        """Return cos(g_i, ḡ) [n], where ḡ is the mean of `others`."""
         length = others.mean_dots(others).mean().clamp_min(0).sqrt()
         return self.mean_dots(others) / (self.norms().clamp_min(eps) * length.clamp_min(eps))
 
 
 def last_layer_gradients(logits: torch.Tensor, rows: torch.Tensor, features: torch.Tensor) -> Gradients:
-    """Gradients of cross-entropy with respect to the last layer: logits [n, K], rows [n] (the right ones), h [n, D]."""
+    """Return the last layer's gradients from logits [n, K], correct columns `rows` [n] and features [n, D]."""
     residual = torch.softmax(logits, dim=1)
     residual[torch.arange(len(rows), device=rows.device), rows] -= 1
     return Gradients(residual, features)
 
 
 def full_gradients(network: nn.Module, inputs: torch.Tensor, rows: torch.Tensor) -> Gradients:
-    """Gradients of cross-entropy with respect to everything in `network` that learns, each sample by itself.
+    """Return the gradients of cross-entropy with respect to all trainable parameters, for each sample alone.
 
-    n · P numbers: policies that ask for them ask for few samples at a time.
+    This takes n · P numbers, so policies ask for few samples at a time.
     """
     weights = {name: value.requires_grad_() for name, value in _learning(network).items()}
     found = []
     with torch.enable_grad():
-        # One after the other: what vectorises over samples (vmap) does not know every layer, such as channels-last.
+        # One after the other: vmap, which vectorises over samples, does not support channels-last and other layers.
         for one, row in zip(inputs, rows, strict=True):
             logits = torch.func.functional_call(network, weights, (one[None],)).logits
             loss = torch.nn.functional.cross_entropy(logits, row[None])
@@ -102,7 +104,7 @@ def losses_after_step(
     others: torch.Tensor,
     other_rows: torch.Tensor,
 ) -> torch.Tensor:
-    """Losses [m] of `others` after one plain gradient step of rate `lr` on `inputs`; the network stays as it is."""
+    """Return the losses [m] of `others` after a gradient step of rate `lr` on `inputs`. The network does not change."""
     weights = {name: value.requires_grad_() for name, value in _learning(network).items()}
     with torch.enable_grad():
         logits = torch.func.functional_call(network, weights, (inputs,)).logits
@@ -118,17 +120,8 @@ def losses_after_step(
 
 
 def _learning(network: nn.Module) -> dict[str, torch.Tensor]:
-    """What learns in `network`, by name, apart from the graph."""
+    """Trainable parameters of `network` by name, detached from the graph."""
     weights = {name: value.detach() for name, value in network.named_parameters() if value.requires_grad}
     if not weights:
-        raise GraspError("nothing in the network learns (no parameter requires a gradient): there are no gradients")
+        raise GraspError("the network has no trainable parameter (none requires a gradient): there are no gradients")
     return weights
-
-
-def check_settings(gradients: str, **counts: int) -> None:
-    """Refuse a policy's `gradients` that are neither of the last layer nor of all that learns, and counts below 1."""
-    if gradients not in ("last_layer", "full"):
-        raise GraspError(f"gradients must be 'last_layer' or 'full', not {gradients!r}")
-    for name, count in counts.items():
-        if count < 1:
-            raise GraspError(f"{name} must be at least 1, not {count}")

@@ -1,4 +1,18 @@
-"""GRASP: gradually select less prototypical samples (section 3, Algorithm 1)."""
+"""GRASP: gradually select less prototypical samples (section 3). This is Algorithm 1 of the paper:
+
+    R, c = [], 0                                  # the selected samples, and their number
+    while c < U:                                  # the budget U = updates · batch_size
+        for k in classes:
+            p = normalise(1 / (D[k] + ε))         # D[k]: distances of class k to its prototype
+            m = sample one of class k by p        # prototypical samples are likely, hard ones are not
+            D[k][m] += max(D[k])                  # virtual update: m becomes the farthest of its class
+            R, c = R + [(k, m)], c + 1            # stop when c = U
+
+The selected samples R are the order of rehearsal. So a session starts with prototypical samples and gradually adds
+harder ones. The small ε gives a distance of 0 a finite weight.
+
+A draw costs O(J) in a class of J samples. `graspcl.policy.race` draws from the same distribution in O(log J).
+"""
 
 from __future__ import annotations
 
@@ -8,51 +22,54 @@ from itertools import pairwise
 
 import numpy as np
 
-from graspcl.checks import Array
+from graspcl.checks import Array, Natural, Positive, checked
 from graspcl.errors import GraspError
 from graspcl.machine import cores
 from graspcl.policy.drawing import Groups, draws_per_class, group_by_class, round_robin
 from graspcl.policy.policy import PlannedPolicy, policies
-from graspcl.policy.prototype import check_eps, prototype_distances
 from graspcl.policy.session import Session
 
-# Chunks of classes have generators of their own, so that the draws do not depend on how many threads share the work.
+# Chunks of classes have generators of their own, so that draws do not depend on the number of threads.
 _CHUNKS = 16
 
 
 @policies.register("grasp")
 @dataclass
 class Grasp(PlannedPolicy):
-    """Prototypical samples first, then gradually harder ones, class by class.
+    """Prototypical samples first, then gradually harder ones, class by class (Algorithm 1, in the module's docstring).
 
-    Once per session the distance of every stored sample to its class prototype is measured. Each round draws one
-    sample of each class with probability proportional to 1 / (d + ε); the drawn sample's distance then grows by the
-    largest of its class, so that it is unlikely to come again while others have not.
+    Distances to the class prototypes are measured once per session. Each round draws one sample of each class with
+    probability proportional to 1 / (d + ε). The distance of a drawn sample then grows by the largest of its class, so
+    that it is unlikely to come again before the others.
     """
 
-    eps: float = 1e-7
+    eps: Positive = 1e-7
 
-    needs = frozenset({"labels", "embeddings"})
+    needs = frozenset({"labels", "distances"})
     balanced = True
     family = "prototype"
     cost = "one forward pass over the buffer per session"
     source = "Harun et al. 2024, Algorithm 1"
 
-    def __post_init__(self) -> None:
-        check_eps(self.eps)
-
     def warm_up(self) -> None:
         grasp_order(np.ones(2), np.zeros(2, np.int64), 2, np.random.default_rng(0))
 
-    def plan(self, session: Session, budget: int, rng: np.random.Generator) -> Array:
-        distances = prototype_distances(session.embeddings, session.group_tensor).numpy(force=True)
-        return grasp_draws(distances, session.groups, budget, rng, self.eps)
+    def plan(self, session: Session) -> Array:
+        return grasp_draws(session.distances, session.groups, session.budget.samples, session.rng, self.eps)
 
 
 def grasp_order(distances: Array, labels: Array, budget: int, rng: np.random.Generator, eps: float = 1e-7) -> Array:
-    """The first `budget` draws of Algorithm 1: `distances` [N] ≥ 0 and `labels` [N] to int64 indices [budget].
+    """Return the first `budget` draws of Algorithm 1, round-robin over the sorted classes present.
 
-    Round-robin over the sorted classes present; exact for any number of passes, see `graspcl.policy.race`.
+    Args:
+        distances: distance of each sample to its class prototype [N] ≥ 0.
+        labels: class of each sample [N], integers.
+        budget: number of draws; any number of passes over the samples is exact.
+        rng: source of the draws.
+        eps: added to distances, so that a distance of 0 has a finite weight.
+
+    Returns:
+        Indices of samples [budget], int64.
 
     >>> d = np.array([0.1, 0.5, 0.1, 0.9])
     >>> order = grasp_order(d, np.array([0, 0, 1, 1]), budget=4, rng=np.random.default_rng(0))
@@ -61,15 +78,22 @@ def grasp_order(distances: Array, labels: Array, budget: int, rng: np.random.Gen
     """
     distances, labels = np.asarray(distances, np.float64), np.asarray(labels)
     if distances.ndim != 1 or distances.shape != labels.shape:
-        raise GraspError(f"one distance per label is needed, not shapes {distances.shape} and {labels.shape}")
+        raise GraspError(f"distances and labels must be [N], got shapes {distances.shape} and {labels.shape}")
     if len(labels) and labels.dtype.kind not in "iub":
-        raise GraspError(f"labels must be integers, not {labels.dtype}")
+        raise GraspError(f"labels must be integers, got {labels.dtype}")
     return grasp_draws(distances, group_by_class(labels.astype(np.int64)), budget, rng, eps)
 
 
-def grasp_draws(distances: Array, groups: Groups, budget: int, rng: np.random.Generator, eps: float) -> Array:
-    """As `grasp_order`, for samples that are grouped by class already."""
-    _check(distances, budget, eps)
+@checked
+def grasp_draws(distances: Array, groups: Groups, budget: Natural, rng: np.random.Generator, eps: Positive) -> Array:
+    """As `grasp_order`, for samples that are already grouped by class."""
+    if budget and not len(distances):
+        raise GraspError(f"cannot draw {budget} samples from an empty buffer")
+    bad = np.flatnonzero(~(distances >= 0) | ~np.isfinite(distances))
+    if len(bad):
+        raise GraspError(
+            f"{len(bad)} of {len(distances)} distances are negative or not finite (rows {bad[:5].tolist()})"
+        )
     if budget == 0:
         return np.empty(0, np.int64)
     from graspcl.policy.race import race_classes  # compiled code is loaded where it is used
@@ -91,16 +115,3 @@ def grasp_draws(distances: Array, groups: Groups, budget: int, rng: np.random.Ge
     with ThreadPoolExecutor(cores()) as pool:
         list(pool.map(race, chunks))
     return round_robin(groups.members[drawn], groups.number)
-
-
-def _check(distances: Array, budget: int, eps: float) -> None:
-    if budget < 0:
-        raise GraspError(f"a budget is 0 or more samples, not {budget}")
-    if budget and not len(distances):
-        raise GraspError(f"{budget} samples cannot be drawn from an empty buffer")
-    check_eps(eps)
-    bad = np.flatnonzero(~(distances >= 0) | ~np.isfinite(distances))
-    if len(bad):
-        raise GraspError(
-            f"{len(bad)} of {len(distances)} distances are negative or not finite (rows {bad[:5].tolist()})"
-        )

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from graspcl.checks import Array
+from graspcl.checks import Array, Count
 from graspcl.policy.drawing import best, candidates
-from graspcl.policy.gradients import check_settings
+from graspcl.policy.gradients import Kind
 from graspcl.policy.policy import Policy, policies
 from graspcl.policy.session import Session
 
@@ -19,20 +19,19 @@ from graspcl.policy.session import Session
 class Gss(Policy):
     """Gradient-based sample selection, greedy: C_i = max_b cos(g_i, G_b), smallest C first.
 
-    g_i are the gradients of `candidates_per_pick` · n random stored samples and G_b is the mean gradient of the b-th of
-    `references` mini-batches of `reference_size` random stored samples. Published as a rule of storage: when a sample
-    arrives, one with a large C, whose direction the memory has already, tends to make room. As a rule of selection the
-    same score says what is worth rehearsing: the n candidates that the rest of the buffer speaks for least.
-    `gradients` are those of the "last_layer" in closed form, or "full": of all that learns.
+    g_i are the gradients of `candidates_per_pick` · n random stored samples. G_b is the mean gradient of the b-th of
+    `references` mini-batches of `reference_size` random stored samples. The published method decides what to store: a
+    sample with a large C, whose direction the memory already has, tends to be evicted. Here the same score decides what
+    to rehearse: the n candidates least similar to the buffer. `gradients` are those of the "last_layer" in closed form,
+    or "full": of all trainable parameters.
     """
 
-    candidates_per_pick: int = 5
-    references: int = 10
-    reference_size: int = 10
-    gradients: str = "last_layer"
+    candidates_per_pick: Count = 5
+    references: Count = 10
+    reference_size: Count = 10
+    gradients: Kind = "last_layer"
 
-    needs = frozenset({"labels", "gradients"})
-    balanced = False
+    needs = frozenset({"gradients"})
     family = "gradient"
     cost = (
         "candidates_per_pick · n + references · reference_size forward passes per mini-batch; "
@@ -40,16 +39,8 @@ class Gss(Policy):
     )
     source = "Aljundi et al. 2019"
 
-    def __post_init__(self) -> None:
-        check_settings(
-            self.gradients,
-            candidates_per_pick=self.candidates_per_pick,
-            references=self.references,
-            reference_size=self.reference_size,
-        )
-
     def select(self, session: Session, n: int) -> Array:
-        stored = np.arange(len(session.labels))
+        stored = np.arange(len(session))
         slots = candidates(stored, self.candidates_per_pick * n, session.rng)
         drawn = [candidates(stored, self.reference_size, session.rng) for _ in range(self.references)]
         both = session.gradients(np.concatenate([slots, *drawn]), full=self.gradients == "full")

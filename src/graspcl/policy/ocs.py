@@ -1,16 +1,14 @@
-"""OCS: old samples whose gradients are representative, diverse, and in line with the incoming ones."""
+"""OCS: old samples whose gradients are representative, diverse, and similar to the incoming ones."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from graspcl.checks import Array
-from graspcl.errors import GraspError
+from graspcl.checks import Array, Count
 from graspcl.policy.drawing import best, candidates
-from graspcl.policy.gradients import check_settings
+from graspcl.policy.gradients import Kind
 from graspcl.policy.policy import IncomingPolicy, policies
 from graspcl.policy.session import Session
 
@@ -20,28 +18,22 @@ from graspcl.policy.session import Session
 class Ocs(IncomingPolicy):
     """Online coreset selection: S(i) = cos(g_i, ḡ) - mean_j cos(g_i, g_j) + τ cos(g_i, g_ref), largest S first.
 
-    g_i are the gradients of `candidates_per_pick` · k random old samples, ḡ is their mean and j runs over all of them,
-    i too; g_ref is the mean gradient of the incoming ones. Published to pick from a stream with the memory as
-    reference, here it picks from the memory for the stream. `gradients` are those of the "last_layer" in closed form,
-    or "full": of all that learns.
+    g_i are the gradients of `candidates_per_pick` · k random old samples, ḡ is their mean, and j runs over all of them,
+    including i. g_ref is the mean gradient of the incoming samples. The published method picks from the stream with the
+    memory as reference; here it picks from the memory, with the stream as reference. `gradients` are those of the
+    "last_layer" in closed form, or "full": of all trainable parameters.
     """
 
     tau: float = 1000.0
-    candidates_per_pick: int = 5
-    gradients: str = "last_layer"
+    candidates_per_pick: Count = 5
+    gradients: Kind = "last_layer"
 
-    needs = frozenset({"labels", "new", "gradients"})
-    balanced = False
+    needs = frozenset({"new", "gradients"})
     family = "gradient"
     cost = (
         "⌈n/2⌉ + candidates_per_pick · ⌊n/2⌋ forward passes per mini-batch; with full gradients as many backward ones"
     )
     source = "Yoon et al. 2022"
-
-    def __post_init__(self) -> None:
-        check_settings(self.gradients, candidates_per_pick=self.candidates_per_pick)
-        if not math.isfinite(self.tau):
-            raise GraspError(f"tau must be finite, not {self.tau}")
 
     def choose(self, session: Session, incoming: Array, old: Array, k: int) -> Array:
         slots = candidates(old, self.candidates_per_pick * k, session.rng)

@@ -1,13 +1,14 @@
-"""What a rehearsal policy is: it says what it needs and returns slots; it keeps no reference to a model or a buffer."""
+"""The contract of a rehearsal policy: it declares what it needs and returns slots. It keeps no model and no buffer."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Set
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from graspcl.checks import Array
+from graspcl.checks import Array, check_parameters
 from graspcl.errors import GraspError
 from graspcl.policy.drawing import evenly
 from graspcl.registry import Registry, parameter_names
@@ -17,89 +18,112 @@ if TYPE_CHECKING:
 
 policies: Registry[Policy] = Registry("policy", "graspcl.policy")
 
-# What a session can offer. The first five are of all stored samples, measured once; `forward` (outputs of chosen
-# samples now), `gradients` (theirs) and `virtual_step` (losses after a step on some) whenever asked for.
-QUANTITIES = frozenset({"labels", "new", "embeddings", "logits", "losses", "forward", "gradients", "virtual_step"})
+# What `needs` may name, and what each name gives a policy.
+QUANTITIES = {
+    "labels": "the class of each stored sample, and slots grouped by class",
+    "ids": "the user's number of each stored sample",
+    "births": "when each stored sample arrived",
+    "new": "which samples arrived since the last session, and at least one new and one old sample",
+    "embeddings": "embeddings of all samples when a session starts, and of chosen samples in `forward`",
+    "distances": "distance of each sample to its class prototype when a session starts",
+    "logits": "logits of all samples when a session starts",
+    "losses": "cross-entropy of all samples when a session starts",
+    "forward": "outputs of chosen samples under the current network",
+    "gradients": "loss gradients of chosen samples",
+    "virtual_step": "losses of chosen samples after a training step that is not taken",
+    "feedback": "a call of `observe` after each update",
+}
 
 
 class Policy:
-    """Chooses which stored samples are rehearsed, mini-batch by mini-batch. Only `select` is asked of a new one.
+    """Chooses which stored samples are rehearsed, mini-batch by mini-batch. A subclass must define `select`.
 
-    Write a policy as a dataclass: its fields are its parameters, known to `repr`, the command line and `clone`.
-    Anything else it sets on itself during a session is its state.
+    Write a policy as a dataclass. Its fields are its parameters: `repr`, the command line and `clone` know them, and
+    their annotations are checked (see `graspcl.checks`). All other attributes are the policy's state.
     """
 
     name: ClassVar[str] = ""
-    needs: ClassVar[frozenset[str]] = frozenset({"labels"})  # of QUANTITIES; the session refuses to give more
-    balanced: ClassVar[bool] = False  # as many draws from every class, within one, over a session
-    family: ClassVar[str] = "own"  # which table heading it stands under
+    needs: ClassVar[Set[str]] = frozenset({"labels"})  # names from QUANTITIES; the session refuses everything else
+    balanced: ClassVar[bool] = False  # over a session, every class gets the same number of draws, within one
+    family: ClassVar[str] = "own"  # the heading in tables
     cost: ClassVar[str] = "not stated"
     source: ClassVar[str] = "not stated"
 
+    def __post_init__(self) -> None:
+        check_parameters(type(self), self.parameters())
+
     @property
-    def called(self) -> str:
-        """What to call the policy in a message: its registered name, or else its class."""
+    def display_name(self) -> str:
+        """The name used in messages: the registered name, or else the class name."""
         return self.name or type(self).__name__
 
     def warm_up(self) -> None:
-        """Load or compile what a session needs; not booked as a cost of the session."""
+        """Load or compile what a session needs. The time is not counted as a cost of the session."""
 
     def begin(self, session: Session) -> None:
-        """Once per session, before the first selection; quantities of all stored samples are read here."""
+        """Called once per session, before the first selection. Read quantities of all stored samples here."""
 
     def select(self, session: Session, n: int) -> Array:
-        """The next mini-batch: `n` slots."""
+        """Return the next mini-batch: `n` slots."""
         raise GraspError(
-            f"policy {type(self).__name__} must define select(session, n), or plan() if it is a PlannedPolicy"
+            f"policy {type(self).__name__} must define select(session, n), or plan(session) if it is a PlannedPolicy"
         )
 
     def observe(self, slots: Array, outputs: Any) -> None:
-        """Feedback after the update on `slots`: `outputs.logits` [n, K] and `outputs.losses` [n] of the mini-batch."""
+        """Receive feedback after the update on `slots` [n]: `outputs.logits` [n, K] and `outputs.losses` [n].
+
+        A policy that relies on it names "feedback" in `needs`.
+        """
 
     def upcoming(self, n: int) -> Array | None:
-        """The slots of the next mini-batch of `n`, if they are decided already: they can be loaded meanwhile."""
+        """Return the next `n` slots if they are decided already, so that they can be loaded in the background."""
         return None
 
     def parameters(self) -> dict[str, Any]:
-        """The parameters the policy was made with."""
+        """Return the parameters the policy was made with."""
         return {name: getattr(self, name) for name in parameter_names(type(self))}
 
     def clone(self) -> Policy:
-        """A policy with the same parameters and no history."""
+        """Return a policy with the same parameters and no history."""
         return type(self)(**copy.deepcopy(self.parameters()))
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the policy has set on itself beside its parameters."""
+        """Return a copy of all attributes that are not parameters."""
         parameters = self.parameters()
         return {name: copy.deepcopy(value) for name, value in vars(self).items() if name not in parameters}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave; what the policy has set on itself meanwhile is forgotten."""
+        """Replace the policy's state by one from `state_dict`."""
         for name in vars(self).keys() - self.parameters().keys():
             delattr(self, name)
         vars(self).update(copy.deepcopy(state))
 
 
 class PlannedPolicy(Policy):
-    """A policy that draws the whole session before training begins, from what it knows then.
+    """A policy that draws the whole session before training begins. A subclass must define `plan`.
 
-    A new one defines only `plan(session, budget, rng)`, which returns `budget` slots in the order of rehearsal.
+    >>> class OldestFirst(PlannedPolicy):
+    ...     needs = {"births"}
+    ...
+    ...     def plan(self, session):
+    ...         return np.resize(session.births.argsort(), session.budget.samples)
     """
 
     _plan: Array
     _next: int
 
-    def plan(self, session: Session, budget: int, rng: np.random.Generator) -> Array:
-        """`budget` slots in the order of rehearsal."""
-        raise GraspError(f"policy {type(self).__name__} must define plan(session, budget, rng)")
+    def plan(self, session: Session) -> Array:
+        """Return `session.budget.samples` slots in the order of rehearsal. Draw with `session.rng`."""
+        raise GraspError(f"policy {type(self).__name__} must define plan(session)")
 
     def begin(self, session: Session) -> None:
-        budget = session.budget.samples
-        self._plan = np.asarray(self.plan(session, budget, session.rng)) if budget else np.empty(0, np.int64)
+        samples = session.budget.samples
+        self._plan = np.asarray(self.plan(session)) if samples else np.empty(0, np.int64)
         self._next = 0
-        if self._plan.shape != (budget,):
+        if self._plan.shape != (samples,):
             raise GraspError(
-                f"policy {self.called!r} planned slots of shape {self._plan.shape}; the budget is {budget:,} samples"
+                f"policy {self.display_name!r} must plan {samples:,} slots, the session's budget, "
+                f"got shape {self._plan.shape}"
             )
 
     def select(self, session: Session, n: int) -> Array:
@@ -111,20 +135,19 @@ class PlannedPolicy(Policy):
 
 
 class IncomingPolicy(Policy):
-    """Mini-batches of n - ⌊n/2⌋ incoming and ⌊n/2⌋ chosen old samples, so that no policy spends more than another.
+    """Mini-batches of n - ⌊n/2⌋ incoming samples and ⌊n/2⌋ chosen old ones. A subclass must define `choose`.
 
-    The incoming ones are drawn uniformly from what arrived since the last session; for them a new policy defines
-    `choose(session, incoming, old, k)`. In a session without old samples, or without new ones, there is nothing to
-    choose for: the missing half, too, is drawn uniformly from what there is.
+    Incoming samples are drawn uniformly from what arrived since the last session. Without new or without old samples,
+    the whole batch is uniform. The batch size is fixed, so that no policy spends more than another.
     """
 
-    needs = frozenset({"labels", "new"})
+    needs = frozenset({"new"})
     family = "incoming"
 
     def choose(self, session: Session, incoming: Array, old: Array, k: int) -> Array:
-        """`k` ≥ 1 slots out of `old` (all slots that are not new) to go with those in `incoming`.
+        """Return `k` ≥ 1 slots out of `old`, all slots that are not new, to go with the slots in `incoming`.
 
-        There may be fewer than `k`: they are then repeated, as `best` does it.
+        If there are fewer than `k`, repeat them as `graspcl.policy.drawing.best` does.
         """
         raise GraspError(f"policy {type(self).__name__} must define choose(session, incoming, old, k)")
 

@@ -1,18 +1,19 @@
-"""How prototypical a sample is: the cosine distance of its embedding to its class's prototype, the class mean."""
+"""How prototypical a sample is: the cosine distance of its embedding to the class mean; and policies by distance."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import torch
 
-from graspcl.checks import Array
+from graspcl.checks import Array, Positive
 from graspcl.errors import GraspError
-from graspcl.policy.drawing import weighted_draws
 from graspcl.policy.policy import PlannedPolicy, policies
-from graspcl.policy.session import Session
+
+if TYPE_CHECKING:
+    from graspcl.policy.session import Session
 
 _CHUNK = 2048
 _ROUNDING = 1e-12
@@ -25,10 +26,19 @@ def prototype_distances(embeddings: torch.Tensor, labels: torch.Tensor) -> torch
 
 
 def prototype_distances(embeddings: Any, labels: Any) -> Any:
-    """d = 1 - cos(z, q_k), q_k the mean embedding of class k (section 3): [N, D] and [N] to float64 [N] in [0, 2].
+    """Return d = 1 - cos(z, q_k), where the prototype q_k is the mean embedding of class k (section 3).
 
-    Where the embeddings of a class cancel out (q_k = 0) no direction is prototypical and all its samples get d = 1.
-    NaN, infinite and all-zero embeddings have no direction and are an error that names them.
+    Where the embeddings of a class cancel out (q_k = 0), no direction is prototypical and all its samples get d = 1.
+
+    Args:
+        embeddings: array or tensor [N, D].
+        labels: class of each sample [N].
+
+    Returns:
+        Distances [N] in [0, 2], float64, as an array or a tensor like `embeddings`.
+
+    Raises:
+        GraspError: some embeddings are NaN, infinite or all zero, so that they have no direction.
 
     >>> z = np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 3.0]])
     >>> prototype_distances(z, np.array([0, 0, 0, 1])).round(3).tolist()
@@ -37,10 +47,8 @@ def prototype_distances(embeddings: Any, labels: Any) -> Any:
     z = _tensor(embeddings)
     classes, k = torch.unique(_tensor(labels).to(z.device), return_inverse=True)
     if z.ndim != 2 or k.shape != z.shape[:1]:
-        raise GraspError(
-            f"embeddings [N, D] and labels [N] are needed, not shapes {tuple(z.shape)} and {tuple(k.shape)}"
-        )
-    # Results go into arrays made beforehand: small ones that outlive a chunk would leave its memory in pieces.
+        raise GraspError(f"embeddings must be [N, D] and labels [N], got shapes {tuple(z.shape)} and {tuple(k.shape)}")
+    # Results go into preallocated arrays: small ones that outlive a chunk would fragment memory.
     parts = [slice(begin, begin + _CHUNK) for begin in range(0, len(z), _CHUNK)]
     lengths, cosines = (torch.empty(len(z), dtype=torch.float64, device=z.device) for _ in range(2))
     for part in parts:
@@ -49,25 +57,19 @@ def prototype_distances(embeddings: Any, labels: Any) -> Any:
     q = torch.zeros(len(classes), z.shape[1], dtype=torch.float64, device=z.device)
     for part in parts:
         q.index_add_(0, k[part], z[part].double())  # the sum has the direction of the mean
-    # A sum that is all rounding error counts as zero, whatever the scale of the embeddings.
+    # A sum that is only rounding error counts as zero, at any scale of the embeddings.
     rounding = _ROUNDING * lengths.new_zeros(len(classes)).index_add_(0, k, lengths)
     q /= torch.maximum(torch.linalg.vector_norm(q, dim=1), rounding)[:, None]
     for part in parts:
         cosines[part] = (z[part].double() * q[k[part]]).sum(1)
     d = (1 - cosines / lengths).clamp(0, 2)
-    d[d < _ROUNDING] = 0.0  # identical embeddings have distance 0, not what rounding makes of it
+    d[d < _ROUNDING] = 0.0  # identical embeddings have distance 0 despite rounding
     return d.numpy() if isinstance(embeddings, np.ndarray) else d
-
-
-def check_eps(eps: float) -> None:
-    """Refuse an ε that cannot stand in for a distance of 0."""
-    if not 0 < eps < float("inf"):
-        raise GraspError(f"eps must be finite and above 0, not {eps}: it stands in for a distance of 0")
 
 
 def _tensor(values: Any) -> torch.Tensor:
     if isinstance(values, np.ndarray):
-        return torch.from_numpy(np.require(values, requirements=["C", "W"]))  # torch takes no other; mostly no copy
+        return torch.from_numpy(np.require(values, requirements=["C", "W"]))  # torch takes no others; rarely a copy
     return torch.as_tensor(values).detach()
 
 
@@ -84,17 +86,16 @@ def _refuse_directionless(norms: torch.Tensor) -> None:
 class _ByDistance(PlannedPolicy):
     """Class-balanced draws with replacement, weighted by a function of the distance to the prototype."""
 
-    needs = frozenset({"labels", "embeddings"})
+    needs = frozenset({"distances"})
     balanced = True
     family = "prototype"
     cost = "one forward pass over the buffer per session"
 
-    def plan(self, session: Session, budget: int, rng: np.random.Generator) -> Array:
-        distances = prototype_distances(session.embeddings, session.group_tensor).numpy(force=True)
-        return weighted_draws(self.weights(distances), session.groups, budget, rng)
+    def plan(self, session: Session) -> Array:
+        return session.draw(self.weights(session.distances))
 
     def weights(self, distances: Array) -> Array:
-        """Weight of each sample [N] from its distance [N]."""
+        """Return the weight of each sample [N] from its distance [N]."""
         raise GraspError(f"policy {type(self).__name__} must define weights(distances)")
 
 
@@ -103,12 +104,9 @@ class _ByDistance(PlannedPolicy):
 class Mof(_ByDistance):
     """Mean of features, easy-biased: p ~ 1 / (d + ε), near the class mean first, throughout the session."""
 
-    eps: float = 1e-7
+    eps: Positive = 1e-7
 
     source = "Chaudhry et al. 2019; GRASP's first-draw rule without its update"
-
-    def __post_init__(self) -> None:
-        check_eps(self.eps)
 
     def weights(self, distances: Array) -> Array:
         return 1 / (distances + self.eps)

@@ -1,15 +1,18 @@
-"""Algorithm 1's draws as an exponential race, compiled.
+"""Algorithm 1 (see `graspcl.policy.grasp`) as an exponential race, compiled.
 
-Algorithm 1 draws a sample of a class with probability proportional to 1 / (d + ε), then adds max d to its distance.
-The same sequence of draws, in exactly the same distribution, comes from a race: every sample arrives at time
-E · (d + ε) with E ~ Exp(1); the earliest arrival t is the draw; the drawn sample gets its new distance and the new
-arrival t + E' · (d + ε). Exponential waiting times have no memory, so at each draw all samples race afresh with their
-current rates. A draw costs O(log J) instead of O(J).
+Algorithm 1 draws a sample of a class with probability proportional to 1 / (d + ε), then adds max d to its distance. A
+race has exactly the same distribution of draws:
+
+- Every sample arrives at time E · (d + ε) with E ~ Exp(1). The earliest arrival t is the draw.
+- The drawn sample gets its new distance and arrives again at t + E' · (d + ε).
+
+Exponential waiting times have no memory, so at each draw all samples race with their current rates. A draw costs
+O(log J) instead of O(J).
 
 Three facts keep it fast and exact:
-- The drawn sample becomes the class's farthest (d ≥ 0, so d + max d ≥ max d): the maximum is the last updated distance.
-- First arrivals are sorted once; only samples drawn before wait in a heap, and rarely come back within a pass.
-- Distances grow by a factor of about J per pass: before they overflow, times, distances and ε are scaled down together.
+- A drawn sample becomes the farthest of its class (d + max d ≥ max d), so the maximum is the last updated distance.
+- First arrivals are sorted once. Only samples that were drawn wait in a heap, and they rarely return within a pass.
+- Distances grow by a factor of about J per pass. Before they overflow, times, distances and ε are scaled down together.
 """
 
 from __future__ import annotations
@@ -24,11 +27,11 @@ _LARGE = 1e100
 
 @numba.njit(cache=True, nogil=True)
 def argsort_arrivals(times: Array) -> Array:
-    """Indices that sort positive times, in expected linear time.
+    """Return the indices that sort positive times, in expected linear time.
 
-    A counting sort on the leading bits of the float (its exponent and some mantissa, that is, its logarithm), finished
-    by insertion. The logarithm of E · (d + ε) has a density of at most 1/e whatever d is, so about J buckets an octave
-    hold a bounded number of samples each.
+    A counting sort on the leading bits of the float (exponent and some mantissa, that is, the logarithm), finished by
+    insertion. The logarithm of E · (d + ε) has a density of at most 1/e for any d. So with about J buckets per octave,
+    each bucket holds a bounded number of samples.
     """
     n = len(times)
     bits = times.view(np.int64)
@@ -61,7 +64,7 @@ def argsort_arrivals(times: Array) -> Array:
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def _lift(times: Array, who: Array, at: int, time: float, sample: int) -> None:
-    """Put (time, sample) into the heap's hole `at`, moving it up past later arrivals."""
+    """Put (time, sample) into the heap's hole `at` and move it up past later arrivals."""
     while at > 0:
         parent = (at - 1) >> 1
         if times[parent] <= time:
@@ -73,7 +76,7 @@ def _lift(times: Array, who: Array, at: int, time: float, sample: int) -> None:
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def _replace_top(times: Array, who: Array, n: int, time: float, sample: int) -> None:
-    """The top leaves and (time, sample) enters: walk the hole to a leaf, then lift. A late newcomer hardly moves."""
+    """Replace the top by (time, sample): walk the hole to a leaf, then lift. A late newcomer hardly moves."""
     at, child = 0, 1
     while child < n:
         if child + 1 < n and times[child + 1] < times[child]:
@@ -87,16 +90,16 @@ def _replace_top(times: Array, who: Array, n: int, time: float, sample: int) -> 
 def race_class(distances: Array, eps: float, first: Array, again: Array, drawn: Array) -> None:
     """Draw `len(drawn)` samples of one class into `drawn`, as indices into `distances` [J].
 
-    `first` [J] and `again` [len(drawn)] are independent Exp(1) numbers: one for each sample's first arrival and one for
-    the return of each draw.
+    `first` [J] and `again` [len(drawn)] are independent Exp(1) numbers: one for the first arrival of each sample, and
+    one for the return of each draw.
     """
     n = len(distances)
     unit = max(distances.max(), eps)
     d = distances / unit
     eps /= unit
     farthest = d.max()
-    # An exponential number of exactly 0 has probability 2^-53; the floor keeps the sort's range of octaves small.
-    # It lies far below the first arrival of the nearest sample, so that it never makes two samples arrive together.
+    # An exponential number of exactly 0 has probability 2^-53. The floor keeps the sort's range of octaves small.
+    # It lies far below the first arrival of the nearest sample, so two samples never arrive together because of it.
     arrival = np.maximum(first * (d + eps), (d.min() + eps) * 2.0**-80)
     order = argsort_arrivals(arrival)
     times, who = np.empty(n), np.empty(n, np.int32)  # a heap of the samples that were drawn before
@@ -121,7 +124,7 @@ def race_class(distances: Array, eps: float, first: Array, again: Array, drawn: 
         else:
             _replace_top(times, who, waiting, back, i)
         if farthest > _LARGE:
-            # Ratios of rates and the order of arrivals are all that matter: time starts anew at `now`, in larger units.
+            # Only ratios of rates and the order of arrivals matter: restart time at `now`, in larger units.
             eps /= farthest
             for j in range(n):
                 d[j] /= farthest
@@ -135,8 +138,10 @@ def race_class(distances: Array, eps: float, first: Array, again: Array, drawn: 
 def race_classes(
     distances: Array, offsets: Array, draws: Array, eps: float, first: Array, again: Array, order: Array
 ) -> None:
-    """`race_class` for consecutive classes: `distances[offsets[c] : offsets[c + 1]]` belongs to class c, which gives
-    `draws[c]` samples, written one after the other into `order` as indices into `distances`."""
+    """Run `race_class` for consecutive classes: `distances[offsets[c] : offsets[c + 1]]` belongs to class c.
+
+    Class c gives `draws[c]` samples. They are written to `order`, class after class, as indices into `distances`.
+    """
     at = 0
     for c in range(len(draws)):
         begin, end = offsets[c], offsets[c + 1]

@@ -1,39 +1,40 @@
-"""Rainbow memory: of each class samples of every uncertainty, from certain to uncertain in equal steps."""
+"""Rainbow memory: samples of each class in equal steps from certain to uncertain."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from typing import Annotated
 
 import numpy as np
 import torch
 
-from graspcl.checks import Array
+from graspcl.checks import Array, Count, NonNegative, Range
 from graspcl.errors import GraspError
 from graspcl.padding import unpadded
 from graspcl.policy.drawing import draws_per_class, round_robin
 from graspcl.policy.policy import PlannedPolicy, policies
 from graspcl.policy.session import Session
 
-# With and without a flip these are twelve views; the n-th view of every sample is moved in the same way.
+# With and without a flip these make twelve views. The n-th view of every sample is moved in the same way.
 _SHIFTS = ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0), (1, 1))
 
 
 @policies.register("rainbow")
 @dataclass
 class Rainbow(PlannedPolicy):
-    """u = 1 - max_c #{views predicted as c} / A; of each class, sorted by u, every ⌊N_c / m⌋-th, m of them.
+    """u = 1 - max_c #{views predicted as c} / A; each class, sorted by u, gives every ⌊N_c / m⌋-th sample, m in all.
 
-    The A `views` are perturbed latents: channels (or dimensions) dropped with probability `dropout`, noise added of
-    `noise` times their standard deviation, feature maps flipped and shifted by a place as well; of token ids those of
-    other places of the text stand for as many as would be dropped. A class that is to give more draws than it has
-    samples gives whole passes and such a stride for the rest. Picks come in random order.
+    The A `views` are perturbed latents: channels (or dimensions) are dropped with probability `dropout`, and noise of
+    `noise` times their standard deviation is added. Feature maps are also flipped and shifted by a place. Token ids are
+    replaced, instead of dropped, by others of the same text. A class that must give more draws than it has samples
+    gives whole passes and a stride for the rest. Picks come in random order.
     """
 
-    views: int = 12
-    dropout: float = 0.2
-    noise: float = 0.2
+    views: Count = 12
+    dropout: Annotated[float, Range(0, 1, below=True)] = 0.2
+    noise: NonNegative = 0.2
 
     needs = frozenset({"labels", "forward"})
     balanced = True
@@ -41,26 +42,18 @@ class Rainbow(PlannedPolicy):
     cost = "`views` (12) forward passes over the buffer per session"
     source = "Bang et al. 2021"
 
-    def __post_init__(self) -> None:
-        if self.views < 1 or not 0 <= self.dropout < 1 or not 0 <= self.noise < float("inf"):
-            raise GraspError(
-                "rainbow takes views >= 1, 0 <= dropout < 1 and noise >= 0, "
-                f"not {self.views}, {self.dropout} and {self.noise}"
-            )
-
-    def plan(self, session: Session, budget: int, rng: np.random.Generator) -> Array:
-        u = self.uncertainty(session, rng)
-        groups = session.groups
-        drawn = []
-        for (begin, end), m in zip(pairwise(groups.offsets), draws_per_class(groups.number, budget), strict=True):
+    def plan(self, session: Session) -> Array:
+        u, groups, rng = self.uncertainty(session), session.groups, session.rng
+        drawn, each = [], draws_per_class(groups.number, session.budget.samples)
+        for (begin, end), m in zip(pairwise(groups.offsets), each, strict=True):
             members = rng.permutation(groups.members[begin:end])  # equal uncertainties come in random order
             drawn.append(strided_picks(members[np.argsort(u[members], kind="stable")], int(m), rng))
         return round_robin(np.concatenate(drawn), groups.number)
 
-    def uncertainty(self, session: Session, rng: np.random.Generator) -> Array:
-        """u of every stored sample [N], in 0 … 1 - 1/views."""
-        generator = torch.Generator().manual_seed(int(rng.integers(2**63)))
-        slots = np.arange(len(session.labels))
+    def uncertainty(self, session: Session) -> Array:
+        """Return u of every stored sample [N], in 0 … 1 - 1/views."""
+        generator = torch.Generator().manual_seed(int(session.rng.integers(2**63)))
+        slots = np.arange(len(session))
         u = []
         for chunk in np.split(slots, slots[session.chunk :: session.chunk]):
             views = [partial(self.view, number=number, generator=generator) for number in range(self.views)]
@@ -70,7 +63,7 @@ class Rainbow(PlannedPolicy):
         return np.concatenate(u)
 
     def view(self, x: torch.Tensor, number: int, generator: torch.Generator) -> torch.Tensor:
-        """A view of latents [n, D] or [n, C, H, W]: the flip and shift are those of `number`, the rest is chance.
+        """Return a view of latents [n, D] or [n, C, H, W]. `number` decides flip and shift, the rest is random.
 
         Images of bytes become floats in 0..255.
         """
@@ -86,11 +79,9 @@ class Rainbow(PlannedPolicy):
         return x * kept.to(x) / (1 - self.dropout) + noise.to(x) * x.std(correction=0)
 
     def _other_tokens(self, ids: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """Token ids [n, L], some replaced by others of the same text; the first of them and padding stay."""
+        """Token ids [n, L], some replaced by others of the same text. The first token and padding stay."""
         if ids.ndim != 2:
-            raise GraspError(
-                f"rainbow perturbs numbers, images or token ids [n, L], not {ids.dtype} of {ids.ndim} axes"
-            )
+            raise GraspError(f"rainbow perturbs floats, images or token ids [n, L], got {ids.dtype} of {ids.ndim} axes")
         last = (unpadded(ids)[:, None] - 1).clamp_min(1)
         place = torch.arange(ids.shape[1], device=ids.device)
         chance = torch.rand(2, *ids.shape, generator=generator).to(ids.device)
@@ -100,7 +91,7 @@ class Rainbow(PlannedPolicy):
 
 
 def strided_picks(ordered: Array, m: int, rng: np.random.Generator) -> Array:
-    """`m` of the `ordered` samples [n]: as many whole passes as go in, then every ⌊n / rest⌋-th; each in random order.
+    """Pick `m` of the `ordered` samples [n]: whole passes first, then every ⌊n / rest⌋-th; each in random order.
 
     >>> sorted(strided_picks(np.arange(10), 3, np.random.default_rng(0)).tolist())
     [0, 3, 6]

@@ -1,20 +1,21 @@
 """Hard or neglected samples first: policies that keep one score per stored sample and draw by it.
 
-Scores are taken of all stored samples when a session begins. After each update those of the drawn samples are
-overwritten with what training just saw of them; all others keep theirs. A mini-batch is drawn without replacement,
-independently of the mini-batches before it and without regard to classes.
+All stored samples are scored when a session starts. After each update the drawn samples are scored again from the
+logits of training; all others keep their scores. A mini-batch is drawn without replacement, independently of the
+mini-batches before it and of classes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 
-from graspcl.checks import Array
-from graspcl.errors import GraspError, nearest
+from graspcl.checks import Array, Positive
+from graspcl.errors import GraspError
+from graspcl.policy.drawing import whole_passes
 from graspcl.policy.policy import Policy, policies
 from graspcl.policy.session import Session
 
@@ -28,20 +29,16 @@ _EXPONENT = 600.0  # exp(±600) and sums of it are neither infinite nor zero
 
 @dataclass
 class _ByScore(Policy):
-    """Draws from a tree over all samples (see `graspcl.policy.tree`), which follows their scores.
+    """Draws from a tree over all samples (see `graspcl.policy.tree`) that follows their scores.
 
-    `mode="proportional"` draws with probability proportional to a weight that falls (or, with `largest`, rises) with
-    the score; `mode="top"` takes the n smallest (largest) scores of the moment, equal ones in random order.
+    `mode="proportional"` draws with probability proportional to a weight that falls with the score (or rises, with
+    `largest`). `mode="top"` takes the n smallest (largest) current scores, ties in random order.
     """
 
     mode: Mode = "proportional"
 
     largest: ClassVar[bool] = False  # whether large scores come first
-    balanced = False
     family = "score"
-
-    def __post_init__(self) -> None:
-        _check_choice("mode", self.mode, get_args(Mode))
 
     def warm_up(self) -> None:
         from graspcl.policy.tree import build, by_weight, draw, update
@@ -61,9 +58,8 @@ class _ByScore(Policy):
     def select(self, session: Session, n: int) -> Array:
         from graspcl.policy.tree import draw
 
-        stored = len(self._scores)
-        whole = np.arange(n - n % stored) % stored  # a mini-batch larger than the buffer holds all of it
-        return np.append(whole, draw(self._tree, session.rng.random(n % stored)))
+        whole, rest = whole_passes(np.arange(len(self._scores)), n)
+        return np.append(whole, draw(self._tree, session.rng.random(rest)))
 
     def observe(self, slots: Array, outputs: Any) -> None:
         from graspcl.policy.tree import build, update
@@ -75,20 +71,20 @@ class _ByScore(Policy):
             update(self._tree, slots, self._leaves(self._scores[slots]))
 
     def first_scores(self, session: Session) -> Array:
-        """Score of each stored sample as the session begins, float64 [N]."""
+        """Return the score of each stored sample when the session starts, float64 [N]."""
         raise GraspError(f"policy {type(self).__name__} must define first_scores(session)")
 
     def rescore(self, slots: Array, outputs: Any) -> None:
-        """Overwrite the scores of the samples in `slots`, given what training saw of them."""
+        """Overwrite the scores of the samples in `slots`, given their outputs in training."""
         raise GraspError(f"policy {type(self).__name__} must define rescore(slots, outputs)")
 
     def weights(self, scores: Array) -> Array:
-        """Weights ≥ 0 [n] of samples with these scores [n]."""
+        """Return weights ≥ 0 [n] of samples with these scores [n]."""
         raise GraspError(f"policy {type(self).__name__} must define weights(scores)")
 
     @property
     def weighs_together(self) -> bool:
-        """Whether a sample's weight depends on the scores of all others now, so that one new score changes all."""
+        """Whether a weight depends on all current scores, so that one new score changes all weights."""
         return False
 
     def _leaves(self, scores: Array) -> Array:
@@ -97,7 +93,7 @@ class _ByScore(Policy):
         return by_level(self._urgency(scores)) if self.mode == "top" else by_weight(self.weights(scores))
 
     def _urgency(self, scores: Array) -> Array:
-        """The scores with their sign such that the largest come first."""
+        """The scores, with the sign such that the largest come first."""
         return scores if self.largest else -scores
 
 
@@ -108,42 +104,35 @@ class _ByScore(Policy):
 class _ByLogits(_ByScore):
     """The score is a function of a sample's logits and class.
 
-    What `weighting` makes of the scores (without effect in mode "top"):
-    - "rank": w = N + 1/2 - r, r the number of scores at session start that come before this one, equal ones counted
-      half. So the weights start as N, N-1, …, 1; a later score gets the rank it would have had then.
-    - "softmax": w = exp(∓s / (σ · temperature)), σ the standard deviation of the scores at session start.
-    - "reciprocal_shift": w = 1 / (s + 1e-7), or w = s for `max_loss`; then w + 1 - min w, anew for each mini-batch, in
-      O(N). This is what the published numbers used. It is not monotone where scores have a sign: margins of
-      (-5, -0.001, 0.001, 5) get probabilities of (0.25, 0.0002, 0.50, 0.25), so that a sample that is just wrong is
-      hardly ever drawn and one that is very wrong no more often than one that is very right.
+    `weighting` turns scores into weights (without effect in mode "top"):
+    - "rank": w = N + 1/2 - r, where r counts the scores at session start that come before this one, ties as half. So
+      the weights start as N, N-1, …, 1. A later score gets the rank it would have had at the start.
+    - "softmax": w = exp(∓s / (σ · temperature)), where σ is the standard deviation of the scores at session start.
+    - "reciprocal_shift": w = 1 / (s + 1e-7), or w = s for `max_loss`; then w + 1 - min w, recomputed in O(N) for each
+      mini-batch, as for the published numbers. It is not monotone where scores have a sign: margins of
+      (-5, -0.001, 0.001, 5) get probabilities of (0.25, 0.0002, 0.50, 0.25). A slightly wrong sample is hardly ever
+      drawn, and a very wrong one no more often than a very right one.
     """
 
     weighting: Weighting = "rank"
-    temperature: float = 1.0
+    temperature: Positive = 1.0
 
-    needs = frozenset({"labels", "logits"})
+    needs = frozenset({"labels", "logits", "feedback"})
     cost = "one forward pass over the buffer per session"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_choice("weighting", self.weighting, get_args(Weighting))
-        if not 0 < self.temperature < float("inf"):
-            raise GraspError(f"temperature must be finite and above 0, not {self.temperature}")
-
     def score(self, logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Scores [n] of samples with these logits [n, K], of which those in columns `rows` [n] are right."""
+        """Return the scores [n] of samples with these logits [n, K] and correct columns `rows` [n]."""
         raise GraspError(f"policy {type(self).__name__} must define score(logits, rows)")
 
     def first_scores(self, session: Session) -> Array:
-        rows = session.rows_of(session.label_tensor)
-        self._rows = rows.numpy(force=True)
-        scores = self._checked_scores(session.logits, np.arange(len(rows)))
+        self._rows = session.rows.numpy(force=True)
+        scores = self._checked_scores(session.logits, np.arange(len(session)))
         self._start = np.sort(self._urgency(scores))
         self._spread = float(scores.std()) or 1.0  # equal scores have equal weights in any unit
         return scores
 
     def rescore(self, slots: Array, outputs: Any) -> None:
-        # The cross-entropy is taken from the logits too: a learner's own loss may be another, on another scale.
+        # Cross-entropy, too, comes from the logits: a learner's own loss may have another scale.
         self._scores[slots] = self._checked_scores(outputs.logits, slots)
 
     def weights(self, scores: Array) -> Array:
@@ -164,17 +153,17 @@ class _ByLogits(_ByScore):
         columns = logits.shape[1]
         if not 0 <= int(rows.min()) <= int(rows.max()) < columns:
             raise GraspError(
-                f"policy {self.called!r} looks for columns {int(rows.min())} … {int(rows.max())} of logits that have "
-                f"{columns}: give the session `rows`, which maps labels to columns"
+                f"policy {self.display_name!r} reads columns {int(rows.min())} … {int(rows.max())} of logits that have "
+                f"{columns}: number classes from 0, or give the session `rows`, which maps labels to columns"
             )
         parts = zip(torch.split(logits, _CHUNK), torch.split(rows, _CHUNK), strict=True)
         scores = torch.cat([self.score(part.double(), right) for part, right in parts])
-        # The largest logit is NaN if any is; one of another class need not show in the score.
+        # The largest logit is NaN if any is. A NaN of another class may not affect the score.
         bad = (~scores.isfinite() | logits.amax(1).isnan()).numpy(force=True)
         if bad.any():
             raise GraspError(
-                f"policy {self.called!r}: the logits of {bad.sum()} of {len(bad)} samples hold NaN or give no finite "
-                f"score (slots {slots[bad][:5].tolist()})"
+                f"policy {self.display_name!r}: the logits of {bad.sum()} of {len(bad)} samples are NaN or give no "
+                f"finite score (slots {slots[bad][:5].tolist()})"
             )
         return scores.numpy(force=True)
 
@@ -199,7 +188,7 @@ class MaxLoss(_ByLogits):
 class MinMargin(_ByLogits):
     """Small margin first: s = f_y - max_{j≠y} f_j of the logits, below 0 where the network is wrong.
 
-    With a single class nothing can be mistaken for another, and all margins count as 0.
+    With a single class all margins are 0.
     """
 
     source = "Scheffer et al. 2001"
@@ -217,7 +206,7 @@ class MinMargin(_ByLogits):
 class MinLogitDistance(_ByLogits):
     """Near the hyperplane of its own class first: s = |f_y|, or with `signed` s = f_y.
 
-    Unsigned (as published) a sample far on the wrong side counts as far; signed, it comes first of all.
+    Unsigned (as published), a sample far on the wrong side counts as far. Signed, it comes first.
     """
 
     signed: bool = False
@@ -241,7 +230,7 @@ class MinConfidence(_ByLogits):
 
 
 def rank_weights(urgency: Array, start: Array) -> Array:
-    """N + 1/2 - r for each of `urgency` [n], r its rank from the top among the sorted `start` [N], ties counted half.
+    """Return N + 1/2 - r for each of `urgency` [n], r its rank from the top in the sorted `start` [N], ties as half.
 
     >>> rank_weights(np.array([9.0, 5.0, 4.0, 0.0]), start=np.array([1.0, 2.0, 5.0])).tolist()
     [3.5, 3.0, 2.5, 0.5]
@@ -253,7 +242,7 @@ def rank_weights(urgency: Array, start: Array) -> Array:
 
 
 def reciprocal_shift(scores: Array, largest: bool = False) -> Array:
-    """The published transform of all scores: 1 / (s + 1e-7), or s where the `largest` come first; then + 1 - min.
+    """Apply the published transform: 1 / (s + 1e-7), or s where the `largest` come first; then + 1 - min.
 
     >>> w = reciprocal_shift(np.array([-5, -0.001, 0.001, 5]))
     >>> (w / w.sum()).round(4).tolist()
@@ -270,27 +259,22 @@ def reciprocal_shift(scores: Array, largest: bool = False) -> Array:
 @policies.register("min_rehearsal")
 @dataclass
 class MinRehearsal(_ByScore):
-    """Seldom rehearsed first: s = 1 + the number of times the sample was drawn in this session; w = 1 / s.
+    """Rarely rehearsed first: s = 1 + the number of times the sample was drawn in this session; w = 1 / s.
 
-    Counts start at 1 in every session, as published, so new samples have no lead over old ones: a count over a sample's
-    whole life would spend session after session on what came last. In mode "top" every sample is shown once, in
-    random order, before any is shown again. (The published program also lowers all counts by the smallest, less 1.)
+    Counts start at 1 in every session, as published, so new samples have no advantage over old ones. Counts over a
+    sample's whole life would spend every session on the newest samples. In mode "top" every sample is shown once, in
+    random order, before any is shown again. (The published code also lowers all counts by the smallest, less 1.)
     """
 
-    needs = frozenset({"labels"})
+    needs = frozenset({"feedback"})
     cost = "none"
     source = "Hayes and Kanan 2021"
 
     def first_scores(self, session: Session) -> Array:
-        return np.ones(len(session.labels))
+        return np.ones(len(session))
 
     def rescore(self, slots: Array, outputs: Any) -> None:
         np.add.at(self._scores, slots, 1)
 
     def weights(self, scores: Array) -> Array:
         return 1 / scores
-
-
-def _check_choice(what: str, value: str, valid: tuple[str, ...]) -> None:
-    if value not in valid:
-        raise GraspError(f"there is no {what} {value!r}; {nearest(value, valid)}")

@@ -1,25 +1,32 @@
-"""What a rehearsal session may spend."""
+"""One rehearsal session: what it may spend, what a policy sees of it, and the mini-batches that come out."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Set
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.nn.functional import cross_entropy
 
 from graspcl.buffer import Buffer
-from graspcl.checks import Array
+from graspcl.checks import Array, Count, Natural, checked
 from graspcl.errors import GraspError
-from graspcl.policy.drawing import Groups, group_by_class
+from graspcl.policy.drawing import Groups, group_by_class, weighted_draws
 from graspcl.policy.gradients import Gradients, full_gradients, last_layer_gradients, losses_after_step
-from graspcl.policy.policy import QUANTITIES, Policy, policies
+from graspcl.policy.policy import QUANTITIES, Policy
+from graspcl.policy.prototype import prototype_distances
+
+Network = Callable[[torch.Tensor], Any]
+
+_AT_START = {"embeddings", "distances", "logits", "losses"}  # measured once, before the first update
 
 
+@checked
 @dataclass(frozen=True)
 class Budget:
     """`updates` mini-batches of `batch_size` samples: U = n · b samples in all (section 3, "Rehearsal Phase").
@@ -28,14 +35,8 @@ class Budget:
     640512
     """
 
-    updates: int
-    batch_size: int
-
-    def __post_init__(self) -> None:
-        if not (isinstance(self.updates, int) and isinstance(self.batch_size, int)):
-            raise GraspError(f"a budget counts in whole numbers, not {self.updates!r} and {self.batch_size!r}")
-        if self.updates < 0 or self.batch_size < 1:
-            raise GraspError(f"a budget has updates >= 0 and batch_size >= 1, not {self.updates} and {self.batch_size}")
+    updates: Natural
+    batch_size: Count
 
     @property
     def samples(self) -> int:
@@ -44,7 +45,7 @@ class Budget:
 
     @classmethod
     def passes(cls, passes: float, stored: int, batch_size: int) -> Budget:
-        """About `passes` times the number of stored samples, in whole mini-batches.
+        """Return the budget of about `passes` times the `stored` samples, in whole mini-batches.
 
         >>> Budget.passes(1.0, stored=1000, batch_size=64)
         Budget(updates=16, batch_size=64)
@@ -54,7 +55,7 @@ class Budget:
 
 @dataclass
 class Costs:
-    """What a session cost. Passes are counted in samples, so that 1 means one sample through the plastic part."""
+    """What a session cost. Passes are counted in samples: 1 is one sample through the plastic part."""
 
     updates: int = 0
     selection_seconds: float = 0.0
@@ -66,8 +67,11 @@ class Costs:
 
 
 class SampleOutputs(NamedTuple):
-    """What the network says of n samples: embedding [n, D], features [n, D'] (what the head sees), logits [n, K],
-    losses [n], and rows [n], the columns of the logits that are right."""
+    """Network outputs of n samples.
+
+    `embedding` [n, D], `features` [n, D'] (the head's input), `logits` [n, K], `losses` [n], and `rows` [n], the
+    correct columns of the logits. An embedding that the network does not give has D = 0.
+    """
 
     embedding: torch.Tensor
     features: torch.Tensor
@@ -76,67 +80,102 @@ class SampleOutputs(NamedTuple):
     rows: torch.Tensor
 
 
-@dataclass
 class Session:
-    """One rehearsal session over a buffer.
+    """All that a policy sees of one rehearsal session. Read-only: arrays cannot be written to.
 
-    `network` maps inputs [n, …] to an object with `.embedding` [n, D] and `.logits` [n, K], or just to embeddings.
-    Each quantity is computed at most once, when first asked for: in chunks, without gradients, in eval mode, leaving
-    the network's mode and every random generator as they were. `buffer.new` tells new samples
-    from old. `rows` maps labels to columns of the logits.
+    Quantities of all samples are computed at most once, when first read: in chunks, in eval mode, without gradients.
+    The network's mode and every random generator stay as they were. A policy can read only what it declares in `needs`.
+
+    Args:
+        buffer: the stored samples. Sample i lies in slot i.
+        budget: number and size of the mini-batches.
+        rng: the only source of chance for a policy.
+        network: maps inputs [n, …] to an object with `.embedding` [n, D] and `.logits` [n, K], or to embeddings.
+        rows: maps labels [n] to columns of the logits; the identity by default.
+        device: where inputs are decoded and the network runs.
+        chunk: number of samples in one forward pass.
+        needs: the quantities that can be read; all by default. `batches` sets the policy's own.
+        lr: learning rate of the next update, for policies that look one step ahead.
+        groups_by: column of the buffer, such as the task, used instead of the class for balance and prototypes.
+
+    >>> buffer = Buffer()
+    >>> _ = buffer.insert(torch.eye(3), labels=[0, 0, 1])
+    >>> session = Session(buffer, Budget(2, 2), np.random.default_rng(0), torch.nn.Identity(), needs={"distances"})
+    >>> len(session), session.budget.samples, session.distances.round(2).tolist()
+    (3, 4, [0.29, 0.29, 0.0])
     """
 
-    buffer: Buffer
-    budget: Budget
-    rng: np.random.Generator
-    network: Callable[[torch.Tensor], Any] | None = None
-    rows: Callable[[torch.Tensor], torch.Tensor] | None = None
-    device: torch.device | str = "cpu"
-    chunk: int = 512
-    needs: frozenset[str] = QUANTITIES
-    costs: Costs = field(default_factory=Costs)
-    begun: bool = False  # from here on quantities of all samples would be those of another network than at the begin
-    lr: float = 0.1  # the learning rate of the coming update, for policies that look one step ahead
-    groups_by: str | None = None  # a column of the buffer, such as the task, in place of the class
+    def __init__(
+        self,
+        buffer: Buffer,
+        budget: Budget,
+        rng: np.random.Generator,
+        network: Network | None = None,
+        rows: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        device: torch.device | str = "cpu",
+        *,
+        chunk: int = 512,
+        needs: Set[str] = QUANTITIES.keys(),
+        lr: float = 0.1,
+        groups_by: str | None = None,
+    ) -> None:
+        self.budget, self.rng, self.device, self.chunk, self.lr = budget, rng, device, chunk, lr
+        self.costs = Costs()
+        self._buffer, self._network, self._rows, self._groups_by = buffer, network, rows, groups_by
+        self._needs, self._balanced = needs, True
+        self._started = False  # True once training has begun: whole-buffer values would mix two networks
+
+    def __len__(self) -> int:
+        """Return the number of stored samples."""
+        return len(self._buffer)
+
+    # -- stored samples --------------------------------------------------------------------------------------------
 
     @property
     def labels(self) -> Array:
-        """Class of each stored sample [N]; sample i lies in slot i."""
-        return self.buffer.labels
+        """Class of each stored sample [N]."""
+        return self._stored("labels")
 
     @property
-    def label_tensor(self) -> torch.Tensor:
-        """`labels` as int64 on the session's device."""
-        return torch.from_numpy(self.labels).to(self.device, torch.int64)
+    def ids(self) -> Array:
+        """The user's number of each stored sample [N]."""
+        return self._stored("ids")
 
     @property
-    def group_tensor(self) -> torch.Tensor:
-        """What balanced policies balance and prototypes are of [N]: the class of each sample, or its task."""
-        if self.groups_by is None:
-            return self.label_tensor
-        return torch.from_numpy(self.buffer[self.groups_by].astype(np.int64)).to(self.device)
-
-    @cached_property
-    def groups(self) -> Groups:
-        """Slots by class, or by what stands in its place."""
-        if self.groups_by is None:
-            return Groups(*self.buffer.index.grouped())
-        return group_by_class(self.buffer[self.groups_by].astype(np.int64))
+    def births(self) -> Array:
+        """When each stored sample arrived, counted in samples offered [N]. It identifies a sample across sessions."""
+        return self._stored("births")
 
     @property
     def new(self) -> Array:
-        """Which samples arrived since the last session [N], bool."""
-        self._allow("new")
-        return self.buffer.new
+        """Whether each sample arrived since the last session [N], bool."""
+        return self._stored("new")
+
+    @property
+    def groups(self) -> Groups:
+        """Slots grouped by class, or by the column `groups_by`."""
+        self._allow("labels")
+        return self._groups
+
+    @property
+    def rows(self) -> torch.Tensor:
+        """Column of the logits that belongs to each stored sample [N]."""
+        self._allow("labels")
+        return self._rows_of(_tensor(self._buffer.labels, self.device))
+
+    # -- of all stored samples, when the session starts --------------------------------------------------------------
 
     @property
     def embeddings(self) -> torch.Tensor:
-        """Penultimate embedding of each stored sample under the network as it is now [N, D].
-
-        In half precision: at the size of a whole buffer memory matters more than the fourth digit.
-        """
+        """Penultimate embedding of each stored sample [N, D], in half precision to save memory."""
         self._allow("embeddings")
         return self._outputs["embeddings"]
+
+    @property
+    def distances(self) -> Array:
+        """Cosine distance of each stored sample to its class prototype [N], see `prototype_distances`."""
+        self._allow("distances")
+        return self._distances
 
     @property
     def logits(self) -> torch.Tensor:
@@ -144,124 +183,176 @@ class Session:
         self._allow("logits")
         return self._outputs["logits"]
 
-    @cached_property
+    @property
     def losses(self) -> torch.Tensor:
         """Cross-entropy of each stored sample [N]."""
         self._allow("losses")
-        rows = self.rows_of(self.label_tensor)
-        return torch.nn.functional.cross_entropy(self._outputs["logits"], rows, reduction="none")
+        rows = self._rows_of(_tensor(self._buffer.labels, self.device))
+        return cross_entropy(self._outputs["logits"], rows, reduction="none")
 
-    # -- of chosen samples, under the network as it is now -----------------------------------------------------------
+    # -- of chosen samples, under the current network ----------------------------------------------------------------
 
     def forward(self, slots: Array, transform: Callable[[torch.Tensor], torch.Tensor] | None = None) -> SampleOutputs:
-        """Outputs of the samples in `slots` [n], or of what `transform` makes of their inputs."""
+        """Return the outputs of the samples in `slots` [n], or of what `transform` makes of their inputs."""
         self._allow("forward")
         return self._forward(slots, transform)
 
-    def _forward(self, slots: Array, transform: Callable[[torch.Tensor], torch.Tensor] | None = None) -> SampleOutputs:
-        parts = []
-        with evaluating(self.network), torch.no_grad():
-            for chunk in torch.split(torch.as_tensor(slots), self.chunk):
-                inputs, labels = self.buffer.fetch(chunk, self.device)
-                outputs = self._network(transform(inputs) if transform else inputs)
-                features = getattr(outputs, "features", outputs.embedding)
-                parts.append((outputs.embedding, features, outputs.logits, self.rows_of(labels)))
-        self.costs.selection_forward += len(slots)
-        embedding, features, logits, rows = (torch.cat(part) for part in zip(*parts, strict=True))
-        losses = torch.nn.functional.cross_entropy(logits, rows, reduction="none")
-        return SampleOutputs(embedding, features, logits, losses, rows)
-
     def gradients(self, slots: Array, full: bool = False) -> Gradients:
-        """Gradients of the loss of each sample in `slots`: of the last layer in closed form, or of all that learns.
+        """Return the loss gradient of each sample in `slots` [n].
 
-        A head that does more than multiply its input with its rows says by `inputs(features)` what it multiplies.
+        By default that of the last layer, in closed form; with `full` that of all trainable parameters. A head that
+        transforms its input before the product with its rows defines `inputs(features)`, which returns the result.
         """
         self._allow("gradients")
-        if not full:
-            outputs = self._forward(slots)
-            scaled = getattr(getattr(self._network, "head", None), "inputs", None)
-            inputs = outputs.features if scaled is None else scaled(outputs.features).detach()
-            return last_layer_gradients(outputs.logits, outputs.rows, inputs)
-        inputs, labels = self._fetch(slots)
-        with evaluating(self.network):
-            found = full_gradients(self._network, inputs, self.rows_of(labels))
-        self.costs.selection_forward += len(slots)
-        self.costs.selection_backward += len(slots)
-        return found
+        if full:
+            with evaluating(self._network):
+                found = full_gradients(self._module, *self._fetch(slots))
+            self.costs.selection_forward += len(slots)
+            self.costs.selection_backward += len(slots)
+            return found
+        outputs = self._forward(slots)
+        if not outputs.features.shape[1]:
+            raise GraspError("gradients of the last layer need embeddings: give embed=, or set gradients='full'")
+        scaled = getattr(getattr(self._network, "head", None), "inputs", None)
+        inputs = outputs.features if scaled is None else scaled(outputs.features).detach()
+        return last_layer_gradients(outputs.logits, outputs.rows, inputs)
 
     def losses_after_step(self, incoming: Array, slots: Array) -> torch.Tensor:
-        """Losses of the samples in `slots` [n] if the network took a plain step (rate `lr`) on those in `incoming`."""
+        """Return the losses [n] of `slots` [n] after a plain gradient step of rate `lr` on `incoming`."""
         self._allow("virtual_step")
-        inputs, labels = self._fetch(incoming)
-        others, other_labels = self._fetch(slots)
-        rows, other_rows = self.rows_of(labels), self.rows_of(other_labels)
-        with evaluating(self.network):
-            losses = losses_after_step(self._network, inputs, rows, self.lr, others, other_rows)
+        with evaluating(self._network):
+            losses = losses_after_step(self._module, *self._fetch(incoming), self.lr, *self._fetch(slots))
         self.costs.selection_forward += len(incoming) + len(slots)
         self.costs.selection_backward += len(incoming)
         return losses
 
-    def rows_of(self, labels: torch.Tensor) -> torch.Tensor:
-        """Columns of the logits that belong to `labels` [n]."""
-        return labels if self.rows is None else self.rows(labels)
+    # -- drawing -----------------------------------------------------------------------------------------------------
 
-    def _fetch(self, slots: Array) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.buffer.fetch(slots, self.device)
+    def draw(self, weights: Array) -> Array:
+        """Draw the whole budget with replacement and probability proportional to `weights` [N] ≥ 0.
 
-    @property
-    def _network(self) -> torch.nn.Module:
-        if not isinstance(self.network, torch.nn.Module):
+        For a balanced policy, draws go round-robin over the classes and weights count within a class. For any other
+        policy, weights count over all samples.
+        """
+        if np.shape(weights) != (len(self),):
+            raise GraspError(f"draw takes one weight per stored sample, {len(self)}, got shape {np.shape(weights)}")
+        groups = self._groups if self._balanced else Groups(np.arange(len(self)), np.array([0, len(self)]))
+        return weighted_draws(np.asarray(weights), groups, self.budget.samples, self.rng)
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _serve(self, policy: Policy, started: bool) -> None:
+        """Offer exactly what `policy` declares."""
+        if unknown := sorted(policy.needs - QUANTITIES.keys()):
             raise GraspError(
-                "this policy looks at logits or gradients: give a torch module that returns .embedding and .logits"
+                f"policy {policy.display_name!r} needs {unknown[0]!r}; a session offers {', '.join(QUANTITIES)}"
             )
-        return self.network
+        self._needs, self._balanced, self._started = policy.needs, policy.balanced, started
 
     def _allow(self, quantity: str) -> None:
-        if quantity not in self.needs:
-            raise GraspError(f"the policy reads session.{quantity} without naming it in `needs` = {set(self.needs)}")
-        if self.begun and quantity in ("embeddings", "logits", "losses"):
+        if quantity not in self._needs:
             raise GraspError(
-                f"session.{quantity} is measured when a session begins: read it in begin(), keep what you need"
+                f"the policy reads session.{quantity} but does not name {quantity!r} in `needs` = {sorted(self._needs)}"
             )
+        if self._started and quantity in _AT_START:
+            raise GraspError(f"session.{quantity} is measured when a session starts: read it in begin(), keep a copy")
+
+    def _stored(self, quantity: str) -> Array:
+        self._allow(quantity)
+        return _read_only(getattr(self._buffer, quantity))
+
+    @cached_property
+    def _groups(self) -> Groups:
+        if self._groups_by is None:
+            return Groups(*self._buffer.index.grouped())
+        return group_by_class(self._buffer[self._groups_by].astype(np.int64))
+
+    @cached_property
+    def _distances(self) -> Array:
+        group = self._buffer.labels if self._groups_by is None else self._buffer[self._groups_by]
+        found = prototype_distances(self._outputs["embeddings"], _tensor(group, self.device))
+        return _read_only(found.numpy(force=True))
 
     @cached_property
     def _outputs(self) -> dict[str, torch.Tensor]:
-        if self.network is None:
-            raise GraspError(
-                "this policy looks at the stored samples' embeddings or logits: give `embed=`, or the session a network"
-            )
-        wanted = (["embeddings"] if "embeddings" in self.needs else []) + (
-            ["logits"] if {"logits", "losses"} & self.needs else []
-        )
+        if self._network is None:
+            raise GraspError("this policy reads embeddings or logits: give the session a network")
         found: dict[str, torch.Tensor] = {}
-        with evaluating(self.network), torch.no_grad():
-            for begin in range(0, len(self.buffer), self.chunk):
-                end = min(begin + self.chunk, len(self.buffer))
-                outputs = self.network(self.buffer.fetch(torch.arange(begin, end), self.device)[0])
-                for name in wanted:
-                    part = _part(outputs, name)
+        with evaluating(self._network), torch.no_grad():
+            for begin in range(0, len(self), self.chunk):
+                end = min(begin + self.chunk, len(self))
+                outputs = self._network(self._buffer.fetch(torch.arange(begin, end), self.device)[0])
+                for name, part in self._parts(outputs).items():
                     if name not in found:
-                        found[name] = part.new_empty((len(self.buffer), *part.shape[1:]))
+                        found[name] = part.new_empty((len(self), *part.shape[1:]))
                     found[name][begin:end] = part
-        self.costs.selection_forward += len(self.buffer)
+        self.costs.selection_forward += len(self)
         return found
 
+    def _parts(self, outputs: Any) -> dict[str, torch.Tensor]:
+        """What the policy needs of a network's outputs."""
+        parts = {}
+        if {"embeddings", "distances"} & self._needs:
+            embedding = self._embedding(outputs)
+            parts["embeddings"] = embedding.clamp(-65504, 65504).half()  # the range of half precision
+        if {"logits", "losses"} & self._needs:
+            parts["logits"] = self._logits(outputs)
+        return parts
 
-def _part(outputs: Any, name: str) -> torch.Tensor:
-    if name == "embeddings":
+    def _embedding(self, outputs: Any) -> torch.Tensor:
         embedding: torch.Tensor = outputs if isinstance(outputs, torch.Tensor) else outputs.embedding
-        return embedding.clamp(-65504, 65504).half()  # half precision's range
-    if isinstance(outputs, torch.Tensor):
-        raise GraspError("this policy needs logits: the session's network must return .embedding and .logits")
-    logits: torch.Tensor = outputs.logits
-    return logits
+        if {"embeddings", "distances"} & self._needs and embedding.ndim == 2 and not embedding.shape[1]:
+            raise GraspError("this policy reads embeddings: give embed=, a function from inputs to embeddings")
+        return embedding
+
+    def _logits(self, outputs: Any) -> torch.Tensor:
+        if isinstance(outputs, torch.Tensor):
+            raise GraspError("this policy reads logits: give model=, or a network that returns .embedding and .logits")
+        logits: torch.Tensor = outputs.logits
+        return logits
+
+    def _forward(self, slots: Array, transform: Callable[[torch.Tensor], torch.Tensor] | None = None) -> SampleOutputs:
+        parts = []
+        with evaluating(self._network), torch.no_grad():
+            for chunk in torch.split(torch.as_tensor(slots), self.chunk):
+                inputs, rows = self._fetch(chunk)
+                outputs = self._module(transform(inputs) if transform else inputs)
+                logits, embedding = self._logits(outputs), self._embedding(outputs)
+                parts.append((embedding, getattr(outputs, "features", embedding), logits, rows))
+        self.costs.selection_forward += len(slots)
+        embedding, features, logits, rows = (torch.cat(part) for part in zip(*parts, strict=True))
+        return SampleOutputs(embedding, features, logits, cross_entropy(logits, rows, reduction="none"), rows)
+
+    def _fetch(self, slots: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs of `slots` and the columns of the logits that are right."""
+        inputs, labels = self._buffer.fetch(slots, self.device)
+        return inputs, self._rows_of(labels)
+
+    def _rows_of(self, labels: torch.Tensor) -> torch.Tensor:
+        return labels if self._rows is None else self._rows(labels)
+
+    @property
+    def _module(self) -> torch.nn.Module:
+        if not isinstance(self._network, torch.nn.Module):
+            raise GraspError("this policy reads logits or gradients: the session's network must be a torch module")
+        return self._network
+
+
+def _read_only(values: Array) -> Array:
+    view = values.view()
+    view.flags.writeable = False
+    return view
+
+
+def _tensor(numbers: Array, device: torch.device | str) -> torch.Tensor:
+    return torch.from_numpy(numbers).to(device, torch.int64)
 
 
 @contextlib.contextmanager
 def evaluating(network: Any) -> Iterator[None]:
-    """Eval mode within; afterwards every module is in the mode it was in.
+    """Put a module, or the module that owns a method, into eval mode; restore the mode of every submodule afterwards.
 
-    `network` is a module or a method of one; any other function has to see to the modes of what it calls.
+    Any other callable is left alone.
     """
     owner = getattr(network, "__self__", network)
     modules = list(owner.modules()) if isinstance(owner, torch.nn.Module) else []
@@ -275,25 +366,31 @@ def evaluating(network: Any) -> Iterator[None]:
             module.training = mode
 
 
-def batches(policy: Policy, session: Session, begun: int | None = None) -> Iterator[Array]:
-    """The mini-batches of a session, as slots [batch_size] each; the time a policy takes is booked to selection.
+# -- mini-batches ----------------------------------------------------------------------------------------------------
 
-    `begun` is the number of mini-batches already taken when an interrupted session goes on with a restored policy.
+
+def batches(policy: Policy, session: Session, begun: int | None = None) -> Iterator[Array]:
+    """Yield the mini-batches of a session as slots [batch_size]. The policy's time is booked as selection.
+
+    Args:
+        policy: chooses the slots.
+        session: what the policy sees.
+        begun: number of mini-batches already taken, to resume an interrupted session with a restored policy.
     """
     if begun is None:
         begin(policy, session)
-    session.needs, session.begun = policy.needs | {"labels"}, True
+    session._serve(policy, started=True)
     n = session.budget.batch_size
     for _ in range(begun or 0, session.budget.updates):
         with selecting(session):
             slots = np.asarray(policy.select(session, n))
-        _check_slots(policy, slots, n, len(session.buffer))
+        _check_slots(policy, slots, n, len(session))
         yield slots.astype(np.int64)
 
 
 def begin(policy: Policy, session: Session) -> None:
-    """What comes before the first mini-batch."""
-    session.needs = policy.needs | {"labels"}
+    """Prepare a policy for the first mini-batch of a session."""
+    session._serve(policy, started=False)
     check_stored(session)
     policy.warm_up()
     with selecting(session):
@@ -301,51 +398,24 @@ def begin(policy: Policy, session: Session) -> None:
 
 
 def check_stored(session: Session) -> None:
-    """Refuse to rehearse from nothing."""
-    if not len(session.buffer) and session.budget.samples:
+    """Raise an error if the buffer is empty and the budget is not."""
+    if not len(session) and session.budget.samples:
         raise GraspError("the buffer is empty: there is nothing to rehearse")
-
-
-def _check_slots(policy: Policy, slots: Array, n: int, stored: int) -> None:
-    wanted = f"policy {policy.called!r} must return {n} slots in 0 … {stored - 1}"
-    if slots.dtype.kind not in "iu" or slots.shape != (n,):
-        raise GraspError(f"{wanted}, not {slots.dtype} of shape {slots.shape}")
-    if slots.min() < 0 or slots.max() >= stored:
-        raise GraspError(f"{wanted}, not {slots.min()} … {slots.max()}")
-
-
-def rehearse(
-    buffer: Buffer,
-    policy: Policy | str,
-    budget: Budget,
-    embed: Callable[[torch.Tensor], Any] | None = None,
-    rng: np.random.Generator | int | None = None,
-    device: torch.device | str = "cpu",
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Mini-batches (inputs, labels) for a training loop of your own.
-
-    `embed` is the part of your network up to the penultimate layer (or a network as `Session` takes it); policies that
-    look at embeddings call it once, before the first mini-batch. A module, or a method of one, is put into eval mode
-    for that; any other function has to see to it. Without an `rng` the buffer's generator seeds the draws.
-
-    >>> buffer = Buffer(capacity=100)
-    >>> _ = buffer.insert(torch.eye(4), labels=[0, 0, 1, 1])
-    >>> for inputs, labels in rehearse(buffer, "grasp", Budget(updates=2, batch_size=2), embed=torch.nn.Identity()):
-    ...     print(labels.tolist())
-    [0, 1]
-    [0, 1]
-    """
-    chosen = policies.create(policy) if isinstance(policy, str) else policy
-    draws = np.random.default_rng(buffer.draw_seed() if rng is None else rng)
-    session = Session(buffer, budget, draws, embed, device=device)
-    return (buffer.fetch(slots, device) for slots in batches(chosen, session))
 
 
 @contextlib.contextmanager
 def selecting(session: Session) -> Iterator[None]:
-    """Book the seconds within to the session's selection."""
+    """Book the time within as selection."""
     begin = time.perf_counter()
     try:
         yield
     finally:
         session.costs.selection_seconds += time.perf_counter() - begin
+
+
+def _check_slots(policy: Policy, slots: Array, n: int, stored: int) -> None:
+    wanted = f"policy {policy.display_name!r} must return {n} slots in 0 … {stored - 1}"
+    if slots.dtype.kind not in "iu" or slots.shape != (n,):
+        raise GraspError(f"{wanted}, got {slots.dtype} of shape {slots.shape}")
+    if slots.min() < 0 or slots.max() >= stored:
+        raise GraspError(f"{wanted}, got {slots.min()} … {slots.max()}")

@@ -1,12 +1,14 @@
-"""Draws by weight without replacement while weights change, O(log N) for a draw or a change, compiled.
+"""Draw by weight without replacement while weights change: O(log N) for a draw or a change, compiled.
 
-Every leaf has a level and a weight. A draw falls on a leaf of the highest level there is, with probability proportional
-to its weight among the leaves of that level. Weights alone (`by_weight`) make a sum-tree; levels alone (`by_level`)
-give the largest first, ties in random order; and zero weights are a lower level, drawn only when nothing else is left.
+Every leaf has a level and a weight. A draw falls on a leaf of the highest level present, with probability proportional
+to its weight among the leaves of that level.
 
-The tree is one array [2N, 2] of (level, weight): node p has the children 2p and 2p + 1, leaf i is node N + i, and an
-inner node holds the highest level below it and the sum of the weights there. Sums are always taken anew from the two
-children, never corrected by a difference, so they stay as accurate as when the tree was built.
+- Weights alone (`by_weight`) make a sum-tree. Zero weights are a lower level, drawn only when nothing else is left.
+- Levels alone (`by_level`) give the largest first, ties in random order.
+
+The tree is one array [2N, 2] of (level, weight). Node p has the children 2p and 2p + 1, and leaf i is node N + i. An
+inner node holds the highest level below it and the sum of the weights at that level. Sums are always recomputed from
+the two children, never corrected by a difference, so they stay as accurate as when the tree was built.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from graspcl.errors import GraspError
 
 
 def by_weight(weights: Array) -> Array:
-    """Leaves [n, 2] that are drawn with probability ~ `weights` [n] ≥ 0; those of weight 0 after all others, uniformly.
+    """Return leaves [n, 2] drawn with probability ~ `weights` [n] ≥ 0; weights of 0 come last, uniformly.
 
     >>> by_weight(np.array([0.5, 0.0, 3.0])).tolist()
     [[1.0, 0.5], [0.0, 1.0], [1.0, 3.0]]
@@ -29,7 +31,7 @@ def by_weight(weights: Array) -> Array:
 
 
 def by_level(levels: Array) -> Array:
-    """Leaves [n, 2] that are drawn from the largest of `levels` [n] downwards, equal ones in random order."""
+    """Return leaves [n, 2] drawn from the largest of `levels` [n] downwards, ties in random order."""
     return np.column_stack([levels, np.ones(len(levels))])
 
 
@@ -55,7 +57,7 @@ def _set(tree: Array, node: int, level: float, weight: float) -> None:
 
 @numba.njit(cache=True, nogil=True)
 def build(leaves: Array) -> Array:
-    """The tree [2N, 2] over `leaves` [N, 2], N ≥ 1; the sum of their weights must be finite."""
+    """Return the tree [2N, 2] over `leaves` [N, 2], N ≥ 1. The sum of the weights must be finite."""
     n = len(leaves)
     tree = np.zeros((2 * n, 2))
     tree[n:] = leaves
@@ -66,7 +68,7 @@ def build(leaves: Array) -> Array:
 
 @numba.njit(cache=True, nogil=True)
 def update(tree: Array, slots: Array, leaves: Array) -> None:
-    """Put `leaves` [n, 2] in place of those at `slots` [n], one after the other."""
+    """Replace the leaves at `slots` [n] by `leaves` [n, 2], one after the other."""
     n = len(tree) // 2
     for i in range(len(slots)):
         _set(tree, n + slots[i], leaves[i, 0], leaves[i, 1])
@@ -74,10 +76,10 @@ def update(tree: Array, slots: Array, leaves: Array) -> None:
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def _find(tree: Array, chance: float) -> int:
-    """The leaf that a uniform number in [0, 1) falls on.
+    """Find the node of the leaf that a uniform number in [0, 1) falls on.
 
     Rounding may carry the target past the sum of a subtree, but not past the subtree: the walk only enters nodes of the
-    root's level, and below each of them is a leaf of that level, which has weight.
+    root's level, and below each of them is a leaf of that level with a positive weight.
     """
     node, target = 1, chance * tree[1, 1]
     while 2 * node < len(tree):
@@ -96,9 +98,9 @@ def _find(tree: Array, chance: float) -> int:
 
 @numba.njit(cache=True, nogil=True)
 def draw(tree: Array, chances: Array) -> Array:
-    """Slots [n] of n ≤ N different leaves, one after the other; `chances` [n] are uniform numbers in [0, 1).
+    """Draw the slots [n] of n ≤ N different leaves, one after the other, from uniform `chances` [n] in [0, 1).
 
-    What was drawn lies below every level until the last draw; afterwards the tree is as it was before.
+    Drawn leaves are lowered below every level until the last draw. Afterwards the tree is unchanged.
     """
     n = len(tree) // 2
     if len(chances) > n:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from graspcl.checks import Array
-from graspcl.policy.drawing import shuffled_draws, uniform_draws
+from graspcl.policy.drawing import evenly, shuffled_draws, uniform_draws
 from graspcl.policy.policy import PlannedPolicy, policies
 from graspcl.policy.session import Session
 
@@ -17,18 +17,14 @@ from graspcl.policy.session import Session
 class Uniform(PlannedPolicy):
     """p = 1/N: each mini-batch is drawn without replacement from all samples, independently of the others."""
 
-    needs = frozenset({"labels"})
-    balanced = False
+    needs = frozenset()
     family = "uniform"
     cost = "none"
     source = "Vitter 1985"
 
-    def plan(self, session: Session, budget: int, rng: np.random.Generator) -> Array:
-        stored, n = len(session.labels), session.budget.batch_size
-        whole = np.tile(np.arange(stored), n // stored)  # a mini-batch larger than the buffer holds all of it
-        rest = n % stored
-        drawn = [np.append(whole, rng.choice(stored, rest, replace=False)) for _ in range(budget // n)]
-        return np.concatenate(drawn)
+    def plan(self, session: Session) -> Array:
+        slots, (updates, n) = np.arange(len(session)), (session.budget.updates, session.budget.batch_size)
+        return np.concatenate([evenly(slots, n, session.rng) for _ in range(updates)])
 
 
 @policies.register("uniform_balanced")
@@ -36,7 +32,7 @@ class Uniform(PlannedPolicy):
 class UniformBalanced(PlannedPolicy):
     """One sample of each class per round, uniform within the class.
 
-    With replacement (as published) one pass shows only about 63 % of a class; without, a class is shown completely
+    With replacement (as published), one pass shows only about 63 % of a class. Without, a class is shown completely
     before any of its samples comes again.
     """
 
@@ -48,6 +44,6 @@ class UniformBalanced(PlannedPolicy):
     cost = "none"
     source = "Prabhu et al. 2020"
 
-    def plan(self, session: Session, budget: int, rng: np.random.Generator) -> Array:
+    def plan(self, session: Session) -> Array:
         draw = uniform_draws if self.replace else shuffled_draws
-        return draw(session.groups, budget, rng)
+        return draw(session.groups, session.budget.samples, session.rng)

@@ -1,4 +1,4 @@
-"""What every buffer and every maintenance rule must do; call these from the tests of your own."""
+"""The contracts of a buffer and of a maintenance rule: call these in the tests of your own."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from graspcl.buffer import Buffer, Maintenance, Placed
-from graspcl.buffer.checks import Columns
+from graspcl.buffer import Buffer, Columns, Maintenance, Placed
 from graspcl.checks import Array
 from graspcl.errors import GraspError
-from graspcl.testing.codecs import global_chance_untouched
+from graspcl.testing.common import global_chance_untouched
 
 # Batches of a stream: small and large ones, one that fills the buffer midway, some larger than a small buffer.
 _BATCHES = (1, 3, 8, 5, 1, 40, 2, 17)
 _TRIALS = 600
-_VECTORS = {"embedding", "gradient"}  # columns of vectors that rules of the library ask for; others are numbers
 
 
 class Batch(NamedTuple):
@@ -31,36 +29,38 @@ class Batch(NamedTuple):
 def check_buffer(make: Callable[[], Buffer], shape: tuple[int, ...] = (4,), classes: int = 3) -> None:
     """Assert what learners and policies rely on.
 
-    `make` returns a new, empty buffer each time, always with the same seed, independent of those made before (of its
-    own folder, if it is stored in one), with room for 10 samples of each of `classes` classes if its rule needs room
-    for all of them. It is given inputs of `shape`, and random values for the columns that its rule asks for.
+    Args:
+        make: returns a new, empty buffer on each call, with the same seed and independent of those made before. It has
+            room for 10 samples of each class, if its rule needs room for all.
+        shape: shape of one input.
+        classes: number of classes.
 
     >>> check_buffer(lambda: Buffer(capacity=30))
     """
-    name = f"{type(make()).__name__} with {make().maintenance}"
+    name, batches = f"{type(make()).__name__} with {make().maintenance}", list(_stream(shape, classes))
     with global_chance_untouched(name):
-        _check_stream(make(), list(_stream(shape, classes)), name)
-        _check_one_sample(make(), next(_stream(shape, classes)), name)
-        _check_repeatable(make, list(_stream(shape, classes)), name)
-        _check_restored(make, list(_stream(shape, classes)), name)
-        _check_empty_batches(make, list(_stream(shape, classes)), name)
-        _check_refusals(make(), list(_stream(shape, classes)), name)
-        _check_overflow(make(), list(_stream(shape, classes)), name)
+        _check_stream(make(), batches, name)
+        _check_one_sample(make(), batches[0], name)
+        _check_repeatable(make, batches, name)
+        _check_restored(make, batches, name)
+        _check_empty_batches(make, batches, name)
+        _check_refusals(make(), batches, name)
+        _check_overflow(make(), batches, name)
 
 
 def check_maintenance(make_rule: Callable[[], Maintenance], columns: Columns | None = None) -> None:
-    """Assert that a rule keeps a buffer sound, and treats a batch as its samples one by one (if it says it does).
+    """Assert that a rule keeps a buffer consistent and, if `one_by_one`, treats a batch as its samples one by one.
 
-    `make_rule` returns a new rule each time. It is tried with room for 10 samples of each of 3 classes and with room
-    for 2, so a rule that takes a number per class should take at most 2. `columns` are those it needs, if they are not
-    single numbers, "embedding" or "gradient".
+    Args:
+        make_rule: returns a new rule on each call. It is tested with room for 10 and for 2 samples of each of 3
+            classes, so a rule with a number per class should use at most 2.
+        columns: columns of the buffer beside those of the rule's `columns_for`.
 
-    >>> from graspcl.buffer import Fifo
-    >>> check_maintenance(Fifo)
+    >>> from graspcl.buffer import FifoRule
+    >>> check_maintenance(FifoRule)
     """
-    check_buffer(lambda: _buffer(30, make_rule(), columns, 1))
-    check_buffer(lambda: _buffer(6, make_rule(), columns, 1))
-    check_buffer(lambda: _buffer(None, make_rule(), columns, 1))
+    for capacity in (30, 6, None):
+        check_buffer(lambda capacity=capacity: _buffer(capacity, make_rule(), columns, 1))  # type: ignore[misc]
     if make_rule().one_by_one:
         _check_batches_are_sequences(make_rule, columns)
 
@@ -69,7 +69,7 @@ def check_maintenance(make_rule: Callable[[], Maintenance], columns: Columns | N
 
 
 def _check_stream(buffer: Buffer, batches: list[Batch], name: str) -> None:
-    """Whatever came, slots are dense, classes agree with labels, and every slot holds the sample its id names."""
+    """Slots are dense, classes agree with labels, and every slot holds the sample of its id."""
     known = _Known()
     for batch in batches:
         known.insert(buffer, batch, name)
@@ -86,7 +86,7 @@ def _check_one_sample(buffer: Buffer, batch: Batch, name: str) -> None:
 
 def _check_repeatable(make: Callable[[], Buffer], batches: list[Batch], name: str) -> None:
     first, second = _history(make(), batches), _history(make(), batches)
-    assert first == second, f"{name} made twice with one seed must do the same; does it draw from another generator?"
+    assert first == second, f"{name} made twice with one seed must do the same; does it use another generator?"
 
 
 def _check_restored(make: Callable[[], Buffer], batches: list[Batch], name: str) -> None:
@@ -98,13 +98,13 @@ def _check_restored(make: Callable[[], Buffer], batches: list[Batch], name: str)
         restored = make()
         restored.load_state_dict(state)
         assert _history(restored, batches[middle:]) == uninterrupted, (
-            f"{name} restored from its state after {middle} batches must go on as if uninterrupted; "
-            "does state_dict copy all that matters, and the generator too?"
+            f"{name} restored from its state after {middle} batches must continue as if uninterrupted; "
+            "does state_dict copy everything, including the generator?"
         )
         if len(buffer):
             slots = np.arange(len(buffer))
             same = torch.equal(buffer.fetch(slots)[0], restored.fetch(slots)[0])
-            assert same, f"{name} restored from its state serves other inputs"
+            assert same, f"{name} restored from its state returns other inputs"
 
 
 def _check_empty_batches(make: Callable[[], Buffer], batches: list[Batch], name: str) -> None:
@@ -137,7 +137,7 @@ def _check_refusals(buffer: Buffer, batches: list[Batch], name: str) -> None:
             pass
         else:
             raise AssertionError(f"{name} must refuse {mistake} with a GraspError")
-        assert _contents(buffer) == before, f"{name} refused {mistake}, but changed what is stored"
+        assert _contents(buffer) == before, f"{name} refused {mistake}, but changed its contents"
 
 
 def _check_overflow(buffer: Buffer, batches: list[Batch], name: str) -> None:
@@ -162,10 +162,9 @@ def _check_overflow(buffer: Buffer, batches: list[Batch], name: str) -> None:
 
 
 def _check_batches_are_sequences(make_rule: Callable[[], Maintenance], columns: Columns | None) -> None:
-    """How often each arrival survives, as a batch and one by one: within 4.5 standard errors.
+    """Compare how often each arrival survives as a batch and one by one, within 4.5 standard errors.
 
-    A rule that is right fails this with a probability below 0.0001; a frequency that is off by 0.2 is found with one
-    above 0.99.
+    A correct rule fails with a probability below 0.0001. A frequency that is off by 0.2 is found with one above 0.99.
     """
     name, labels = type(make_rule()).__name__, np.array([0, 0, 1, 0, 0, 2, 0, 1, 2])
     inputs, survived = np.zeros((len(labels), 1), np.float32), np.zeros((2, len(labels)))
@@ -190,23 +189,19 @@ def _check_batches_are_sequences(make_rule: Callable[[], Maintenance], columns: 
 
 
 class _Known:
-    """What was ever inserted, by id, to compare a buffer with."""
+    """Everything that was inserted, by id, to compare a buffer with."""
 
     def __init__(self) -> None:
-        self.inputs: dict[int, torch.Tensor] = {}
-        self.labels: dict[int, int] = {}
-        self.births: dict[int, int] = {}
-        self.columns: dict[int, dict[str, Array]] = {}
+        self.samples: dict[int, tuple[torch.Tensor, int, int, dict[str, Array]]] = {}  # input, label, birth, columns
 
     def insert(self, buffer: Buffer, batch: Batch, name: str, overflow: bool = False) -> None:
-        """Insert a batch and compare what the buffer says it did with what it did."""
+        """Insert a batch and compare what the buffer reports with what it did."""
         before, seen = buffer.ids.copy(), buffer.seen
         decoded = buffer.decode(buffer.encode(batch.inputs))
         values = _values(buffer, len(batch.ids), int(batch.ids[0]))
         for i, number in enumerate(batch.ids.tolist()):
-            self.inputs[number], self.labels[number] = decoded[i], int(batch.labels[i])
-            self.births[number] = seen + i
-            self.columns[number] = {name: value[i] for name, value in values.items()}
+            own = {column: value[i] for column, value in values.items()}
+            self.samples[number] = decoded[i], int(batch.labels[i]), seen + i, own
         placed = _insert(buffer, batch, overflow)
         self.check(buffer, name)
         assert buffer.seen == seen + len(batch.ids), f"{name}.seen must count every sample offered, kept or not"
@@ -223,15 +218,16 @@ class _Known:
         )
 
     def check(self, buffer: Buffer, name: str) -> None:
-        """Compare all that the buffer holds with what was inserted under its ids."""
+        """Compare the whole buffer with what was inserted under its ids."""
         count, ids = len(buffer), buffer.ids.tolist()
         assert len(ids) == len(buffer.labels) == count, f"{name}: ids and labels must be as long as the buffer"
         assert len(set(ids)) == count, f"{name} stores a sample twice"
-        assert buffer.labels.tolist() == [self.labels[i] for i in ids], f"{name}: labels went astray from their ids"
-        assert buffer.births.tolist() == [self.births[i] for i in ids], f"{name}: births went astray from their ids"
-        for column in buffer.maintenance.columns - buffer.maintenance.fills:
-            expected_values = np.stack([self.columns[i][column] for i in ids])
-            assert np.array_equal(buffer[column], expected_values), f"{name}: {column} went astray from its ids"
+        inputs, labels, births, columns = zip(*(self.samples[i] for i in ids), strict=True)
+        assert buffer.labels.tolist() == list(labels), f"{name}: labels do not belong to their ids"
+        assert buffer.births.tolist() == list(births), f"{name}: births do not belong to their ids"
+        for column in buffer.maintenance.wanted:
+            expected = np.stack([own[column] for own in columns])
+            assert np.array_equal(buffer[column], expected), f"{name}: {column} does not belong to its ids"
         classes, runs = buffer.classes.tolist(), [buffer.slots_of(int(c)) for c in buffer.classes]
         assert classes == sorted(set(buffer.labels.tolist())), f"{name}.classes are not the labels stored"
         assert buffer.sizes.tolist() == [len(run) for run in runs], f"{name}.sizes are not those of slots_of"
@@ -241,31 +237,29 @@ class _Known:
         assert sorted(s for run in runs for s in run.tolist()) == list(range(count)), (
             f"{name}: the slots of all classes must be 0 … {count - 1}, each once"
         )
-        inputs, labels = buffer.fetch(np.arange(count))
-        assert labels.tolist() == buffer.labels.tolist(), f"{name}.fetch gives other labels than are stored"
-        expected = torch.stack([self.inputs[i] for i in ids])
-        assert torch.allclose(inputs, expected, atol=1e-5), f"{name}.fetch gives another sample than its id names"
+        fetched, fetched_labels = buffer.fetch(np.arange(count))
+        assert fetched_labels.tolist() == list(labels), f"{name}.fetch returns other labels than are stored"
+        assert torch.allclose(fetched, torch.stack(inputs), atol=1e-5), f"{name}.fetch returns another sample"
 
 
 def _stream(shape: tuple[int, ...], classes: int, seed: int = 0) -> Iterator[Batch]:
     rng, begin = np.random.default_rng(seed), 1000
     for size in _BATCHES:
         inputs = torch.from_numpy(rng.standard_normal((size, *shape)).astype(np.float32))
-        # A squared uniform number: the first class comes most often, as in a long tail.
+        # A squared uniform number makes the first class most frequent, as in a long tail.
         yield Batch(inputs, (rng.random(size) ** 2 * classes).astype(np.int64), np.arange(begin, begin + size))
         begin += size
 
 
 def _buffer(capacity: int | None, rule: Maintenance, columns: Columns | None, rng: Any) -> Buffer:
     """A buffer with the columns its rule needs."""
-    needed = {name: ((3,) if name in _VECTORS else (), np.float32) for name in sorted(rule.columns)}
-    return Buffer(capacity, maintenance=rule, columns={**needed, **(columns or {})}, rng=rng)
+    return Buffer(capacity, maintenance=rule, columns={**rule.columns_for(3, 3), **(columns or {})}, rng=rng)
 
 
 def _values(buffer: Buffer, number: int, seed: int) -> dict[str, Array]:
-    """Random values for `number` samples of the columns that the buffer's rule asks for."""
-    rng, rule = np.random.default_rng(seed), buffer.maintenance
-    given = {name: buffer.columns[name] for name in sorted(rule.columns - rule.fills)}
+    """Random values for `number` samples of the columns that the buffer's rule wants."""
+    rng = np.random.default_rng(seed)
+    given = {name: buffer.columns[name] for name in sorted(buffer.maintenance.wanted)}
     return {name: rng.standard_normal((number, *shape)).astype(dtype) for name, (shape, dtype) in given.items()}
 
 
@@ -275,12 +269,8 @@ def _insert(buffer: Buffer, batch: Batch, overflow: bool = False) -> Placed:
 
 
 def _history(buffer: Buffer, batches: list[Batch]) -> list[tuple[Any, ...]]:
-    """Insert batches; everything visible after each."""
-    return [(*map(np.ndarray.tolist, _placed(_insert(buffer, batch))), *_contents(buffer)) for batch in batches]
-
-
-def _placed(placed: Placed) -> tuple[Array, Array]:
-    return placed.slots, placed.evicted
+    """Insert batches; return everything visible after each."""
+    return [(*(part.tolist() for part in _insert(buffer, batch)), *_contents(buffer)) for batch in batches]
 
 
 def _contents(buffer: Buffer) -> tuple[Any, ...]:

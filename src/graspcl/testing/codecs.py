@@ -1,27 +1,29 @@
-"""What every codec must do; call `check_codec` from the tests of your own."""
+"""The contract of a codec: call `check_codec` in the tests of your own."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 
 from graspcl.codec import Codec
+from graspcl.testing.common import global_chance_untouched
 
 
 def check_codec(make: Callable[[], Codec], inputs: torch.Tensor) -> None:
-    """Assert what a buffer relies on. `make` returns a new codec each time; `inputs` [n, …] train and try it.
+    """Assert what a buffer relies on.
+
+    Args:
+        make: returns a new codec on each call.
+        inputs: at least 4 inputs [n, …] to fit and test it with.
 
     >>> from graspcl.codec import Half
     >>> check_codec(Half, torch.linspace(-1, 1, 40).reshape(10, 4))
     """
     name = type(make()).__name__
     if len(inputs) < 4:
-        raise ValueError(f"give check_codec at least 4 inputs, not {len(inputs)}")
+        raise ValueError(f"check_codec needs at least 4 inputs, got {len(inputs)}")
     with global_chance_untouched(name):
         codec = make()
         assert codec.fit(inputs) is codec, f"{name}.fit must return the codec itself"
@@ -32,20 +34,6 @@ def check_codec(make: Callable[[], Codec], inputs: torch.Tensor) -> None:
         again = make().fit(inputs)
         assert torch.equal(again.encode(inputs), codes), f"{name} trained twice on the same inputs gives other codes"
         _check_state(codec, make(), inputs)
-
-
-@contextmanager
-def global_chance_untouched(name: str) -> Iterator[None]:
-    """Assert that what runs inside leaves the global generators of Python, numpy and torch as they were."""
-    before = random.getstate(), _numpy_state(), torch.get_rng_state()
-    yield
-    assert random.getstate() == before[0], f"{name} draws from Python's global generator"
-    assert _numpy_state() == before[1], f"{name} draws from numpy's global generator"
-    assert torch.equal(torch.get_rng_state(), before[2]), f"{name} draws from torch's global generator"
-
-
-def _numpy_state() -> list[Any]:
-    return [np.asarray(part).tolist() for part in np.random.get_state()]  # noqa: NPY002
 
 
 def _check_encoding(codec: Codec, inputs: torch.Tensor) -> torch.Tensor:
@@ -69,7 +57,7 @@ def _check_decoding(codec: Codec, codes: torch.Tensor, inputs: torch.Tensor) -> 
     assert bool(decoded.isfinite().all()), f"{name} decodes finite inputs to NaN or infinity"
     assert torch.equal(codes, before), f"{name}.decode changed its codes"
     if codec.error == "none":
-        assert torch.equal(decoded, inputs), f"{name} says that nothing is lost, but does not decode to its inputs"
+        assert torch.equal(decoded, inputs), f"{name} declares error 'none', but does not decode to its inputs"
     else:
         centre = inputs.float().mean(0)
         loss, spread = (decoded - inputs).square().mean(), (inputs - centre).square().mean()
@@ -79,12 +67,12 @@ def _check_decoding(codec: Codec, codes: torch.Tensor, inputs: torch.Tensor) -> 
 
 
 def _check_rows_are_independent(codec: Codec, codes: torch.Tensor, inputs: torch.Tensor) -> None:
-    """A sample is fetched in other company than it was stored in."""
+    """A sample is fetched with other samples than it was stored with."""
     name, decoded = type(codec).__name__, codec.decode(codes)
     scale = float(inputs.abs().max()) + 1e-12
     every_other = codec.decode(codes[::2])
     assert torch.allclose(every_other, decoded[::2], atol=1e-5 * scale), f"{name} decodes a code by its neighbours"
-    # By their loss, not by their codes: rounding may turn a tie between two equally good codes.
+    # Compare losses, not codes: rounding may change which of two equally good codes is chosen.
     alone = torch.cat([codec.decode(codec.encode(inputs[i : i + 1])) for i in range(4)])
     loss, expected = ((x - inputs[:4]).float().square().flatten(1).mean(1) for x in (alone, decoded[:4]))
     assert torch.allclose(loss, expected, 1e-3, 1e-6 * scale**2), f"{name} encodes an input by its neighbours"
@@ -112,7 +100,7 @@ def _check_state(codec: Codec, fresh: Codec, inputs: torch.Tensor) -> None:
 
 
 def _check_plain(value: Any, name: str) -> None:
-    """What a checkpoint can hold without pickle."""
+    """Assert that a checkpoint can hold `value` without pickle."""
     if isinstance(value, dict):
         for part in value.values():
             _check_plain(part, name)
