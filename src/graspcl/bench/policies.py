@@ -73,7 +73,7 @@ def _buffer() -> Buffer:
 def _learner(buffer: Buffer, policy: Policy) -> Learner:
     network = vector_network(_DIM, hidden=1024, embedding=_DIM, generator=torch.Generator().manual_seed(0))
     learner = Learner(network, buffer, policy, Optimiser(lr=0.1))
-    learner.meet(buffer.labels)
+    learner.add_classes(buffer.labels)
     learner.buffer.since = int(_STORED * (1 - _NEW))
     return learner
 
