@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "report": {"metric"},
     "cli": {"experiment", "settings", "report", "bench", "policy", "pretrain", "data", "model", "codec", "stream"},
     "bench": {"buffer", "codec", "policy", "model", "learner", "data"},
-    "testing": {"buffer", "codec", "policy", "learner", "stream"},
+    "testing": {"buffer", "codec", "policy", "model", "learner", "stream"},
 }
 # Packages that only some rooms may use, wherever in a module they are imported.
 HEAVY = {

@@ -193,6 +193,14 @@ class SeededDropout(nn.Module):
         return f"p={self.p}"
 
 
+def seed_dropout(module: nn.Module, generator: torch.Generator) -> None:
+    """Replace every torch dropout within `module` by a seeded one."""
+    for part in module.modules():
+        for name, child in part.named_children():
+            if isinstance(child, nn.Dropout):
+                setattr(part, name, SeededDropout(child.p, generator))
+
+
 class GlobalAveragePool(nn.Module):
     """Mean over all locations: x [N, C, H, W] -> [N, C].
 

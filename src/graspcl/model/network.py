@@ -11,7 +11,7 @@ from graspcl.errors import GraspError
 from graspcl.model.cut import cut_after
 from graspcl.model.execution import Execution
 from graspcl.model.head import CosineHead, Head
-from graspcl.model.layers import global_seed
+from graspcl.model.layers import global_seed, seed_dropout
 from graspcl.registry import Registry, parameter_names
 
 networks: Registry[SplitNetwork] = Registry("network", "graspcl.model", given=("classes", "generator", "seed"))
@@ -122,7 +122,7 @@ class SplitNetwork(nn.Module):
             model: the classifier, with trained or random weights; it is copied.
             after: the last frozen block, such as "layer3" or "layer3.0".
             classes: the number of rows to start with.
-            seed: initialises the head's rows.
+            seed: initialises the head's rows, and seeds dropout.
             example: inputs [N, …] for one pass; by default images of 64 px, or vectors, as the first layer shows.
             input: what prepares raw inputs. By default, images of three channels in 0..255 are normalised with
                 ImageNet's mean and deviation, as torchvision's weights expect.
@@ -139,7 +139,9 @@ class SplitNetwork(nn.Module):
         """
         frozen, plastic, width = cut_after(model, after, example, input)
         generator = torch.Generator().manual_seed(seed)
-        return SplitNetwork(frozen, plastic, CosineHead(width, classes, generator=generator, scale=scale))
+        head = CosineHead(width, classes, generator=generator, scale=scale)
+        seed_dropout(plastic, generator)
+        return SplitNetwork(frozen, plastic, head)
 
     @property
     def device(self) -> torch.device:

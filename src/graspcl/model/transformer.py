@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from graspcl.checks import Positive, checked
 from graspcl.errors import GraspError, require
 from graspcl.model.head import CosineHead, LinearHead
-from graspcl.model.layers import SeededDropout, fork, global_seed
+from graspcl.model.layers import SeededDropout, fork, global_seed, seed_dropout
 from graspcl.model.network import SplitNetwork, networks
 from graspcl.model.texts import Tokenizer, encoder_source, read_pretrained, token_inputs
 
@@ -337,14 +337,6 @@ def use_seeded_attention(encoder: Any) -> None:
     require("transformers", "text").AttentionInterface.register(_ATTENTION, _attention)
     with _quiet():
         encoder.set_attn_implementation(_ATTENTION)  # encoders that ignore this call their dropout themselves
-
-
-def seed_dropout(module: nn.Module, generator: torch.Generator) -> None:
-    """Give every dropout within `module` its own generator."""
-    for part in module.modules():
-        for name, child in part.named_children():
-            if isinstance(child, nn.Dropout):
-                setattr(part, name, SeededDropout(child.p, generator))
 
 
 def _attention(
