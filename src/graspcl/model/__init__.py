@@ -1,6 +1,6 @@
 """Split networks: a frozen part that makes latents, a plastic part that learns from them, and a head that grows."""
 
-from graspcl.model.efficientnet import efficientnet_lite0, efficientnet_lite0_classifier
+from graspcl.model.efficientnet import efficientnet_lite0
 from graspcl.model.execution import Execution
 from graspcl.model.head import CosineHead, Head, LinearHead
 from graspcl.model.layers import GlobalAveragePool, ImageInput, SeededDropout, build
@@ -27,7 +27,6 @@ __all__ = [
     "Tokenizer",
     "build",
     "efficientnet_lite0",
-    "efficientnet_lite0_classifier",
     "make_network",
     "mobilenet_v3_large",
     "mobilevit_s",

@@ -18,7 +18,6 @@ from graspcl.model.layers import (
     Dropout,
     Form,
     FrozenBatchNorm2d,
-    GlobalAveragePool,
     ImageInput,
     InvertedResidual,
     SameConv2d,
@@ -50,7 +49,6 @@ STAGES = (
 )
 BLOCKS = sum(stage.repeats for stage in STAGES)
 EMBEDDING = 1280
-CLASSES = 1000
 
 _relu6 = partial(nn.ReLU6, inplace=True)
 _FROZEN = Form(SameConv2d, partial(nn.BatchNorm2d, eps=1e-3, momentum=0.01), _relu6)
@@ -77,11 +75,8 @@ def efficientnet_lite0(
 
     Args:
         split: the last frozen block, 0..15.
-        classes: the number of rows of the head to start with.
-        generator: initialises the head, and all weights if not `pretrained`.
         pretrained: load the published weights. Requires the extra `demo`.
         dropout: probability of dropout before the head.
-        scale: the cosine head's initial scale.
 
     >>> net = efficientnet_lite0(split=14, classes=5, generator=torch.Generator().manual_seed(0), pretrained=False)
     >>> latents = net.encode(torch.zeros(1, 3, 64, 64, dtype=torch.uint8))
@@ -92,25 +87,9 @@ def efficientnet_lite0(
     if pretrained:
         weights = published_weights()
         body.load_state_dict({name: value for name, value in weights.items() if not name.startswith("fc.")})
-    frozen, plastic = split_body(body, split + 2, _input())  # the stem, and block 0 to block `split`
+    frozen, plastic = split_body(body, split + 2, ImageInput(127.0, 128.0))  # the stem, and block 0 to block `split`
     head = CosineHead(EMBEDDING, classes, generator=generator, scale=scale)  # draws before the dropout
     return SplitNetwork(frozen, plastic, head, SeededDropout(dropout, generator))
-
-
-def efficientnet_lite0_classifier() -> nn.Sequential:
-    """Create the published classifier, in eval mode: images [N, 3, 224, 224] in 0..255 -> logits [N, 1000].
-
-    >>> efficientnet_lite0_classifier()(torch.zeros(1, 3, 224, 224, dtype=torch.uint8)).shape
-    torch.Size([1, 1000])
-    """
-
-    def network() -> nn.Sequential:
-        layers = OrderedDict(_body(BLOCKS).named_children())
-        return nn.Sequential(OrderedDict(layers, pool=GlobalAveragePool(), fc=nn.Linear(EMBEDDING, CLASSES)))
-
-    net = build(network, torch.Generator())
-    net.load_state_dict(published_weights())
-    return nn.Sequential(OrderedDict(input=_input(), **dict(net.named_children()))).eval()
 
 
 def published_weights() -> dict[str, Tensor]:
@@ -157,10 +136,6 @@ def own_name(published: str) -> str:
         raise GraspError(f"{published!r} is not a tensor of the published EfficientNet-Lite0")
     prefix = "" if block is None else f"block{block}.branch."
     return f"{prefix}{parts[match['part']]}.{match['tensor']}"
-
-
-def _input() -> ImageInput:
-    return ImageInput(127.0, 128.0)
 
 
 def _body(split: int) -> nn.Sequential:

@@ -71,13 +71,7 @@ def mobilenet_v3_large(
 
     `encode` takes images [N, 3, H, W] in 0..255, uint8 or float. At 224 px and split 7 the latents are [N, 80, 14, 14].
     The embedding is [N, 1280], before its GELU. Frozen layers use BatchNorm, plastic ones GroupNorm and
-    weight-standardised convolutions; GELU throughout.
-
-    Args:
-        classes: the number of rows of the head to start with.
-        split: the last frozen layer, 0..16; layer 0 is the stem.
-        generator: initialises the weights.
-        scale: the cosine head's initial scale.
+    weight-standardised convolutions; GELU throughout. `split` is the last frozen layer, 0..16; layer 0 is the stem.
 
     >>> net = mobilenet_v3_large(classes=10, generator=torch.Generator().manual_seed(0))
     >>> latents = net.encode(torch.zeros(1, 3, 64, 64, dtype=torch.uint8))

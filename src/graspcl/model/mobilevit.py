@@ -81,14 +81,11 @@ def mobilevit_s(
     convolution, and plain in the inverted residuals. SiLU throughout.
 
     Args:
-        classes: the number of rows of the head to start with.
         split: the last frozen layer, 0..11; layer 0 is the stem. The paper freezes up to layer 7: the stem, six
             inverted residuals and one MobileViT block.
-        generator: initialises the weights.
         frozen_norm: "batch" gives frozen layers BatchNorm and plain convolutions, like published weights. "group" gives
             them the form of plastic layers, as in the reference.
         dropout: probability of dropout before the head.
-        scale: the cosine head's initial scale.
 
     >>> net = mobilevit_s(classes=10, generator=torch.Generator().manual_seed(0))
     >>> latents = net.encode(torch.zeros(1, 3, 64, 64, dtype=torch.uint8))

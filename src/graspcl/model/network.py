@@ -15,7 +15,11 @@ from graspcl.model.layers import global_seed, seed_dropout
 from graspcl.registry import Registry, parameter_names
 
 networks: Registry[SplitNetwork] = Registry("network", "graspcl.model", given=("classes", "generator", "seed"))
-"""Functions that create a network. Each declares what it `reads`: "images", "texts" or "vectors"."""
+"""Functions that create a network. Each declares what it `reads`: "images", "texts" or "vectors".
+
+They take `classes`, the number of rows of the head to start with, and `generator` or `seed`, which initialise the
+weights. The built-in ones also take `scale`, the cosine head's initial scale.
+"""
 
 
 class Outputs(NamedTuple):
@@ -72,14 +76,7 @@ class SplitNetwork(nn.Module):
     ) -> SplitNetwork:
         """Create a network from your own modules, whose weights stay as they are.
 
-        Args:
-            frozen: maps inputs to latents.
-            plastic: maps latents to embeddings [N, d].
-            example: inputs [N, …], used to find out the head's width.
-            generator: initialises the head's rows.
-            neck: maps embeddings to features.
-            classes: the number of rows to start with.
-            scale: the cosine head's initial scale.
+        `example` are inputs [N, …], which show the head's width; `generator` initialises its `classes` rows.
 
         >>> g = torch.Generator().manual_seed(0)
         >>> net = SplitNetwork.of(nn.Flatten(), nn.Linear(8, 5), torch.zeros(1, 2, 4), generator=g, neck=nn.ReLU())
@@ -121,8 +118,7 @@ class SplitNetwork(nn.Module):
         Args:
             model: the classifier, with trained or random weights; it is copied.
             after: the last frozen block, such as "layer3" or "layer3.0".
-            classes: the number of rows to start with.
-            seed: initialises the head's rows, and seeds dropout.
+            classes, seed: the head's number of rows to start with, and what initialises them and seeds dropout.
             example: inputs [N, …] for one pass; by default images of 64 px, or vectors, as the first layer shows.
             input: what prepares raw inputs. By default, images of three channels in 0..255 are normalised with
                 ImageNet's mean and deviation, as torchvision's weights expect.
@@ -232,7 +228,7 @@ def make_network(name: str, classes: int = 0, *, generator: torch.Generator, **o
     Args:
         name: a name of the registry `networks`.
         classes: the number of rows of the head to start with.
-        generator: initialises the weights. A network function may take it as `generator`, or its seed as `seed`.
+        generator: initialises the weights; a function may take just its seed, as `seed`.
         options: parameters of the network's function.
 
     Raises:

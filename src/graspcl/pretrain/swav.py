@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
@@ -16,9 +15,9 @@ from torch.nn import functional as F
 
 from graspcl.checks import Count, Natural, NonNegative, Positive, Range, Share, checked
 from graspcl.errors import GraspError
-from graspcl.model import SplitNetwork, build
+from graspcl.model import build
 from graspcl.pretrain.augment import random_blur, random_colours, random_views
-from graspcl.pretrain.trainer import Int64s, Read, Settings, Trainer, trainers
+from graspcl.pretrain.trainer import Int64s, Settings, Trainer, trainers
 
 
 @torch.no_grad()
@@ -152,21 +151,12 @@ class SwavTrainer(Trainer[SwavSettings]):
 
     settings_class = SwavSettings
 
-    def __init__(
-        self,
-        network: SplitNetwork,
-        read: Read,
-        indices: ArrayLike,
-        rows: ArrayLike | None,
-        settings: SwavSettings,
-        rng: np.random.Generator | int = 0,
-    ) -> None:
-        super().__init__(network, read, indices, rows, settings, rng)
-        s = self.settings
+    def setup(self, rows: ArrayLike | None) -> None:
+        s, network = self.settings, self.network
         generator = torch.Generator().manual_seed(int(self.rng.integers(2**63)))
         network.eval()
         with torch.no_grad():  # one example shows the width of the embedding
-            example = network(network.encode(read(self.indices[:1]).float().to(self.device)))
+            example = network(network.encode(self.read(self.indices[:1]).float().to(self.device)))
         self.head = SwavHead(example.embedding.shape[1], s, generator).to(self.device)
         own = {id(p) for p in network.head.parameters()}
         self.optimizer = self.sgd(p for p in (*self.parameters(), *self.head.parameters()) if id(p) not in own)

@@ -69,7 +69,7 @@ def pretrain(
         rng: a generator or a seed; nothing else is random.
         checkpoint: file to resume from if it exists, and to write after each epoch. It stays until you delete it.
         restart: start again if the checkpoint is damaged or belongs to another training; by default an error.
-        progress: who is told about it.
+        progress: shows the progress; by default nothing does.
 
     >>> from graspcl.model import CosineHead
     >>> from graspcl.pretrain import SupervisedSettings
@@ -232,6 +232,11 @@ class Trainer(ABC, Generic[S]):
         self.log: list[Epoch] = []
         self.device = network.device
         self.scaler = network.execution.scaler()
+        self.setup(rows)
+
+    @abstractmethod
+    def setup(self, rows: ArrayLike | None) -> None:
+        """Create the optimiser, and whatever else the method needs."""
 
     @abstractmethod
     def step(self, images: Tensor, positions: Int64s) -> tuple[Tensor, Tensor]:
