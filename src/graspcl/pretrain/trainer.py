@@ -133,7 +133,7 @@ def pretrain_once(
         try:
             log = dict(read_header(file)["settings"])
             load_weights(network, file)
-            progress.note(f"pretraining was done before ({file})")
+            progress.note(f"pretraining: read from the cache ({file})")
             return log
         except GraspError as error:
             progress.note(f"{error}; pretraining is repeated")
