@@ -78,5 +78,5 @@ def test_what_cannot_work_together_is_refused_before_any_work(tmp_path, monkeypa
         run(listings, "grasp", learner_parameters={"derpp": {"teacher": True}})
     with pytest.raises(GraspError, match="no learner called 'siest'; did you mean 'siesta'"):
         run(listings, "grasp", learner_names="siest")
-    with pytest.raises(GraspError, match="alpha and beta"):
+    with pytest.raises(GraspError, match="alpha must be a number of at least 0"):
         run(listings, "grasp", learner_names="derpp", learner_parameters={"derpp": {"alpha": -1}})

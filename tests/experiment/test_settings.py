@@ -159,7 +159,7 @@ def test_a_toml_file_of_ones_own_may_be_short(tmp_path):
         ({"seed": "inf"}, "seed must be a whole number"),
         ({"budget.times": "nan"}, "budget.times must be a number, not 'nan'"),
         ({"optimiser.lr": "fast"}, "optimiser.lr must be a number, not 'fast'"),
-        ({"optimiser.lr": -1}, "optimiser: lr must be above 0"),
+        ({"optimiser.lr": -1}, "optimiser: lr must be a positive number"),
         ({"execution.compile": 1}, "execution.compile must be true or false, not 1"),
         ({"rehearsal": "pixels"}, "rehearsal must be one of latent, veridical, not 'pixels'"),
         ({"base.method": "none "}, "base.method must be one of none, weights, supervised, swav"),

@@ -86,9 +86,9 @@ def test_seeds_share_latents(cache: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"network.max_tokens": "abc"}, "max_tokens must be a whole number, not 'abc'"),
-        ({"network.max_tokens": "16.5"}, "max_tokens must be a whole number, not 16.5"),
-        ({"network.frozen_layers": "x"}, "frozen_layers must be a whole number, not 'x'"),
+        ({"network.max_tokens": "abc"}, "max_tokens must be a whole number, got 'abc'"),
+        ({"network.max_tokens": "16.5"}, "max_tokens must be a whole number, got 16.5"),
+        ({"network.frozen_layers": "x"}, "frozen_layers must be a whole number, got 'x'"),
         ({"network.model": "/nonexistent/folder"}, "^there is no folder /nonexistent/folder$"),
     ],
 )

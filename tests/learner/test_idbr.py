@@ -119,9 +119,9 @@ def test_the_share_that_stays(ratio: float, kept: int) -> None:
 def test_every_sample_is_as_likely_to_stay() -> None:
     """Over 300 seeds each of 20 samples stays in half of them, within four standard deviations."""
     inputs, labels = clusters(per_class=4)
-    counts = np.zeros(20)
+    network, counts = vectors(), np.zeros(20)
     for seed in range(300):
-        learner = Idbr(vectors(), Buffer(), "uniform", rng=seed)
+        learner = Idbr(network, Buffer(), "uniform", rng=seed)
         learner.observe(inputs, labels)
         learner.rehearse(Budget(0, 8))
         counts[learner.buffer.ids] += 1
@@ -154,7 +154,8 @@ def test_plain_loss_is_cross_entropy() -> None:
 
 def batch_of(learner: Idbr, slots: np.ndarray[Any, Any]) -> Batch:
     inputs, labels = learner.buffer.fetch(slots)
-    return Batch(inputs, learner.rows(labels), slots, learner.network(inputs))
+    new = torch.from_numpy(learner.buffer.new[slots])
+    return Batch(inputs, learner.rows(labels), slots, learner.network(inputs), new)
 
 
 def regularised() -> tuple[Idbr, Rehearsal]:
@@ -175,10 +176,10 @@ def terms(learner: Idbr, batch: Batch) -> dict[str, torch.Tensor]:
     seen = network.neck[0](network.plastic(inputs))  # type: ignore[index]
     general, specific = spaces.general(seen).tanh(), spaces.specific(seen).tanh()
     logits = F.linear(torch.cat([general, specific], 1), network.head.weight, network.head.bias)
-    n = len(batch.rows)
+    n = len(batch.targets)
     task = torch.from_numpy(learner.tasks * learner.buffer.new[batch.slots])
     return {
-        "class": F.cross_entropy(logits, batch.rows.repeat(2)),
+        "class": F.cross_entropy(logits, batch.targets.repeat(2)),
         "order": F.cross_entropy(spaces.order(general), torch.tensor([0] * n + [1] * n)),
         "task": F.cross_entropy(F.linear(specific, spaces.task.weight, spaces.task.bias), task.repeat(2)),
         "general": general[:n],
@@ -266,7 +267,7 @@ def test_the_network_gets_its_spaces_and_a_linear_head() -> None:
 def test_mistakes_are_explained() -> None:
     with pytest.raises(GraspError, match=r"Idbr\.columns"):
         Idbr(vectors(), Buffer(), regularised=True)
-    with pytest.raises(GraspError, match=r"0..1, not 1\.5"):
+    with pytest.raises(GraspError, match=r"store_ratio must be a number in \[0, 1\], got 1\.5"):
         make(store_ratio=1.5)
     with pytest.raises(GraspError, match="store_ratio must be a number"):
         make(store_ratio="half")

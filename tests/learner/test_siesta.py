@@ -156,5 +156,5 @@ def test_registry_and_errors():
     assert "siesta" in learners.names()
     with pytest.raises(GraspError, match="the buffer is empty"):
         siesta().rehearse(Budget(1, 1))
-    with pytest.raises(GraspError, match="lr must be above 0"):
+    with pytest.raises(GraspError, match="lr must be a positive number, got -1"):
         Optimiser(lr=-1)

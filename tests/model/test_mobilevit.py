@@ -9,15 +9,9 @@ import torch
 from torch import nn
 
 from graspcl.errors import GraspError
-from graspcl.model import (
-    MobileViTBlock,
-    PaddedConv2d,
-    StandardizedConv2d,
-    TransformerLayer,
-    build,
-    mobilevit_s,
-)
-from graspcl.model.mobilevit import fold, unfold
+from graspcl.model import build, mobilevit_s
+from graspcl.model.layers import Form, PaddedConv2d, StandardizedConv2d
+from graspcl.model.mobilevit import MobileViTBlock, TransformerLayer, fold, unfold
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -148,9 +142,8 @@ def test_transformer_layer_is_the_formula() -> None:
 
 
 def block(channels: int = 16) -> MobileViTBlock:
-    return build(
-        lambda: MobileViTBlock(channels, 24, 2, conv=PaddedConv2d, norm=lambda c: nn.GroupNorm(8, c)), seeded()
-    ).eval()
+    form = Form(PaddedConv2d, lambda c: nn.GroupNorm(8, c), nn.SiLU)
+    return build(lambda: MobileViTBlock(channels, 24, 2, form), seeded()).eval()
 
 
 def test_attention_reaches_over_the_whole_map() -> None:
@@ -174,9 +167,9 @@ def test_even_maps_are_not_interpolated_and_odd_ones_keep_their_size() -> None:
 
 def test_mistakes_are_explained() -> None:
     for split in (-1, 12):
-        with pytest.raises(GraspError, match=r"0\.\.11"):
+        with pytest.raises(GraspError, match=rf"split must be a whole number in \[0, 11\], got {split}"):
             mobilevit_s(split=split, generator=seeded())
-    with pytest.raises(GraspError, match="did you mean 'batch'"):
+    with pytest.raises(GraspError, match="frozen_norm must be 'batch' or 'group', got 'bach'"):
         mobilevit_s(generator=seeded(), frozen_norm="bach")  # type: ignore[arg-type]
     with pytest.raises(GraspError, match="multiple of its 4 heads"):
         TransformerLayer(10, heads=4)

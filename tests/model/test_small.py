@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from graspcl.errors import GraspError
-from graspcl.model import StandardizedConv2d, small_network, veridical
+from graspcl.model import small_network, veridical
+from graspcl.model.layers import StandardizedConv2d
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data" / "tiny-imagenet-200"
 
@@ -49,9 +50,9 @@ def test_frozen_and_plastic_forms() -> None:
 
 def test_mistakes_are_explained() -> None:
     for split in (-1, 4):
-        with pytest.raises(GraspError, match=r"0\.\.3"):
+        with pytest.raises(GraspError, match=r"split must be a whole number in \[0, 3\]"):
             small_network(split=split, generator=seeded())
-    with pytest.raises(GraspError, match="at least 8 px"):
+    with pytest.raises(GraspError, match="pixels must be a whole number of at least 8, got 4"):
         small_network(pixels=4, generator=seeded())
 
 

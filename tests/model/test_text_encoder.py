@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from graspcl.errors import GraspError, MissingExtra
-from graspcl.model import StaticTextEncoder
+from graspcl.model import StaticTextEncoder, TextInputs
 from graspcl.model import texts as text
 
 tokenizers = pytest.importorskip("tokenizers", reason="needs graspcl[demo]")
@@ -28,7 +28,9 @@ def encoder() -> StaticTextEncoder:
 def test_vectors_are_normalised_means_of_token_embeddings(encoder: StaticTextEncoder) -> None:
     spec = find_spec("wordllama")
     assert spec is not None and spec.origin is not None
-    tokenizer = tokenizers.Tokenizer.from_file(str(Path(spec.origin).parent / text._TOKENIZER))
+    tokenizer = tokenizers.Tokenizer.from_file(
+        str(Path(spec.origin).parent / "tokenizers/l2_supercat_tokenizer_config.json")
+    )
     vectors = encoder.encode(TEXTS)
     assert vectors.shape == (len(TEXTS), 256) and vectors.dtype == torch.float32
     for line, vector in zip(TEXTS, vectors, strict=True):
@@ -63,8 +65,16 @@ def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_wrong_files_are_explained(tmp_path: Path) -> None:
-    with pytest.raises(GraspError, match="is no file"):
+    with pytest.raises(GraspError, match="is not a file"):
         StaticTextEncoder(weights=tmp_path / "none.safetensors")
     save_file({"other": torch.ones(2, 2)}, tmp_path / "w.safetensors")
-    with pytest.raises(GraspError, match="holds \\['other'\\]"):
+    with pytest.raises(GraspError, match="got \\['other'\\]"):
         StaticTextEncoder(weights=tmp_path / "w.safetensors")
+
+
+def test_texts_become_inputs_of_the_vector_network(encoder: StaticTextEncoder) -> None:
+    inputs = TextInputs.of("vector", {"dim": 256, "hidden": 8})
+    assert inputs.fingerprint() == {"encoder": "wordllama256"}
+    assert torch.equal(inputs.encode(TEXTS), encoder.encode(TEXTS))
+    with pytest.raises(GraspError, match="network 'small' reads images, not texts"):
+        TextInputs.of("small", {})

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from torch import nn
 
 from graspcl.errors import GraspError, MissingExtra
 from graspcl.model import make_network, mobilevit_s, timm_network
+from graspcl.model.layers import fork
+from graspcl.testing import check_network
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +52,50 @@ def test_a_missing_timm_names_the_extra() -> None:
 def test_importing_the_networks_does_not_import_timm() -> None:
     code = "import sys, graspcl.model; assert not {'timm', 'torchvision'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class Stock(nn.Module):
+    """The interface of a network of timm: `forward_features`, `forward_head` and `pretrained_cfg`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.position = nn.Conv2d(3, 4, 3, 2), nn.Parameter(torch.randn(1, 4, 1, 1))
+        blocks = [nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.ReLU(inplace=True)) for _ in range(3)]
+        self.blocks, self.norm = nn.Sequential(*blocks), nn.BatchNorm2d(4)
+        self.global_pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.pretrained_cfg = {"input_size": (3, 32, 32), "mean": (0.5, 0.4, 0.3), "std": (0.2, 0.2, 0.2)}
+
+    def forward_features(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.blocks(self.stem(x) + self.position))
+
+    def forward_head(self, x: torch.Tensor, pre_logits: bool = False) -> torch.Tensor:
+        return self.global_pool(x)
+
+
+def test_the_interface_of_timm_without_timm(monkeypatch: pytest.MonkeyPatch) -> None:
+    module: Any = ModuleType("timm")
+    module.is_model, module.list_models = {"stock"}.__contains__, lambda: ["stock"]
+    module.create_model = lambda name, pretrained, num_classes: Stock()
+    monkeypatch.setitem(sys.modules, "timm", module)
+    net = make_network("timm:stock", classes=3, split="blocks.1", generator=seeded())
+    frozen = [name.removeprefix("frozen.features.model.") for name in net.state_dict() if name.startswith("frozen.")]
+    plastic = [name.removeprefix("plastic.model.") for name in net.state_dict() if name.startswith("plastic.")]
+    assert {name.partition(".")[0] for name in frozen} == {"stem", "position", "blocks"}  # part of weights files
+    assert {".".join(name.split(".")[:2]) for name in plastic if "blocks" in name} == {"blocks.2"}
+    assert {name.partition(".")[0] for name in plastic} == {"blocks", "norm"}
+    with torch.random.fork_rng():
+        torch.manual_seed(fork(seeded()).initial_seed())
+        stock = Stock().eval()
+    x = (images(2, 32) - 255 * torch.tensor([0.5, 0.4, 0.3])[:, None, None]) / (255 * 0.2)
+    with torch.no_grad():
+        expected = stock.forward_head(stock.forward_features(x))
+        torch.testing.assert_close(net(net.encode(images(2, 32))).embedding, expected, rtol=1e-4, atol=1e-5)
+    check_network(lambda: make_network("timm:stock", classes=3, split="blocks.1", generator=seeded()), images(3, 32))
+    for split, message in (("stem", "not a plain chain of modules"), ("blocks.7", "no such block")):
+        with pytest.raises(GraspError, match=f"stock cannot be cut after '{split}': .*{message}"):
+            make_network("timm:stock", split=split, generator=seeded())
+    with pytest.raises(GraspError, match="timm has no network 'stok'; did you mean 'stock'"):
+        make_network("timm:stok", split="stem", generator=seeded())
 
 
 SPLITS = [
@@ -133,13 +180,13 @@ def test_state_loads_into_a_fresh_network(timm: ModuleType) -> None:
     [
         ("resnte18", "layer3", "timm has no network 'resnte18'; did you mean 'resnet18'"),
         ("!", "layer3", r"timm.list_models\(\)"),
-        ("resnet18.nonsense", "layer3", "could not make 'resnet18.nonsense'"),
+        ("resnet18.nonsense", "layer3", "could not create 'resnet18.nonsense'"),
         ("resnet18", "layr3", "no such block; did you mean 'layer3'"),
         ("resnet18", "layer3.0.conv1", "no such block; did you mean 'layer3"),
         ("resnet18", "fc", "no such block; valid names: act1, bn1, conv1, layer1"),
-        ("vit_tiny_patch16_224", "patch_embed", "no plain chain of modules; did you mean"),
-        ("eva02_tiny_patch14_224", "blocks.3", "no plain chain of modules; did you mean 'blocks'"),
-        ("xcit_nano_12_p16_224", "blocks.3", "no plain chain of modules; valid names: cls_attn_blocks"),
+        ("vit_tiny_patch16_224", "patch_embed", "not a plain chain of modules; did you mean"),
+        ("eva02_tiny_patch14_224", "blocks.3", "not a plain chain of modules; did you mean 'blocks'"),
+        ("xcit_nano_12_p16_224", "blocks.3", "not a plain chain of modules; valid names: cls_attn_blocks"),
     ],
 )
 def test_mistakes_name_what_would_be_right(timm: ModuleType, name: str, split: str, message: str) -> None:

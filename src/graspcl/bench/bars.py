@@ -267,7 +267,7 @@ def policy_times(stored: int = 100_000, classes: int = 100, batch: int = 512) ->
 def _learner(buffer: Buffer, policy: Policy) -> Learner:
     network = vector_network(_DIM, hidden=1024, embedding=_DIM, generator=torch.Generator().manual_seed(0))
     learner = Learner(network, buffer, policy, Optimiser(lr=0.1))
-    learner.meet(buffer.labels)
+    learner.add_classes(buffer.labels)
     return learner
 
 

@@ -156,7 +156,7 @@ def _learner(execution: Execution) -> Siesta | str:
     except GraspError as error:
         return str(error)
     learner = Siesta(network, Buffer(), execution=execution)
-    learner.meet(np.arange(_CLASSES))
+    learner.add_classes(np.arange(_CLASSES))
     execution.compiled(network.frozen)  # a learner only compiles the plastic part, which is called far more often
     return learner
 

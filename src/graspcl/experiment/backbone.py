@@ -138,7 +138,7 @@ def _train(
     row_of = np.full(len(samples.classes), -1)
     row_of[known] = np.arange(len(known))
     rows, rng = row_of[samples.labels[base]], generator(config.seed, "base")
-    trainer = make_trainer(network, config.base.method, samples.read, base, rows, settings, rng)  # type: ignore[arg-type]
+    trainer = make_trainer(network, config.base.method, samples.read, base, rows, settings, rng)
     checkpoint = folder / _TRAINING
     if checkpoint.exists():
         try:

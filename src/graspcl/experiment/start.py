@@ -223,7 +223,7 @@ def new_learner(config: Config, start: Ready, policy: Policy | None = None) -> L
     network.load_state_dict(start.backbone.network.state_dict())
     policy = policy or policies.create(config.policy.name, **config.policy.parameters)
     learner = make_learner(config, network, copy.deepcopy(start.codec), policy, len(start.samples.classes))
-    learner.name_rows(start.backbone.known)
+    learner.set_head_labels(start.backbone.known)
     return learner
 
 

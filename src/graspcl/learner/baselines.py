@@ -1,66 +1,35 @@
-"""Learners that begin a session with a fresh network: GDumb, and joint training on everything seen."""
+"""Baselines: GDumb, joint training on everything seen, and training without rehearsal."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
-from graspcl.errors import GraspError, expect
+from graspcl.buffer import Buffer
+from graspcl.checks import NonNegative, checked
+from graspcl.errors import GraspError
 from graspcl.learner.learner import Learner, learners
-from graspcl.policy import Budget, Costs
-
-
-class Restarting(Learner):
-    """With `reset`, a session begins with the weights that the network had when the learner was made.
-
-    For a network of random weights that is training from scratch. The head's rows are drawn anew, for all classes.
-    """
-
-    offline = True
-
-    def __init__(self, *args: Any, reset: bool = True, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        expect("reset", reset, bool)
-        self.reset = reset
-        self._made = self._weights() if reset else {}
-
-    def _weights(self) -> dict[str, torch.Tensor]:
-        """All but the head, and but the state of random generators, which go on."""
-        return {
-            name: value.clone()
-            for name, value in self.network.state_dict().items()
-            if not name.startswith("head.") and not name.endswith("_extra_state")
-        }
-
-    def begin_session(self) -> None:
-        if not self.reset:
-            return
-        self.network.load_state_dict(self._made, strict=False)
-        self.network.head.reset()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "made": {name: value.clone() for name, value in self._made.items()}}
-
-    @property
-    def state_keys(self) -> set[str]:
-        return {*super().state_keys, "made"}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        if self._made.keys() != state.get("made", {}).keys():
-            raise GraspError("the state is of a learner with another `reset`, or of another network")
-        super().load_state_dict(state)
-        self._made = {name: value.to(self.device).clone() for name, value in state["made"].items()}
+from graspcl.learner.rehearsal import Optimiser
+from graspcl.model import Execution, SplitNetwork
+from graspcl.policy import Budget, Costs, Policy
 
 
 @learners.register("gdumb")
-class GDumb(Restarting):
-    """GDumb (Prabhu et al. 2020): keep a balanced buffer, and when asked, train a fresh network on it alone.
+@checked
+class GDumb(Learner):
+    """GDumb (Prabhu et al. 2020): keep a balanced buffer, and train a fresh network on it in each session.
 
-    Its sampler is the maintenance rule `gdumb`; any rule works. `reset=False` keeps the network from session to
-    session, the variant behind the paper's numbers.
+    Its published sampler is the maintenance rule `gdumb`; any rule works.
 
-    >>> from graspcl.buffer import Buffer
+    Args:
+        reset: start each session from the weights the network was created with, and from new rows of the head.
+            With random weights that is training from scratch. False keeps the network from session to session, the
+            variant behind the paper's numbers.
+
+    The other parameters are those of `Learner`.
+
     >>> from graspcl.model import vector_network
     >>> network = vector_network(4, generator=torch.Generator().manual_seed(0))
     >>> learner = GDumb(network, Buffer(capacity=2, maintenance="gdumb"), "uniform_balanced")
@@ -70,15 +39,56 @@ class GDumb(Restarting):
     [0, 1]
     """
 
+    offline = True
+
+    def __init__(
+        self,
+        network: SplitNetwork,
+        buffer: Buffer,
+        policy: Policy | str = "grasp",
+        optimiser: Optimiser | None = None,
+        rng: np.random.Generator | int = 0,
+        device: torch.device | str | None = None,
+        execution: Execution | None = None,
+        reset: bool = True,
+    ) -> None:
+        super().__init__(network, buffer, policy, optimiser, rng, device, execution)
+        self.reset = reset
+        # Without the head, whose rows are drawn again, and without generators, whose draws must not repeat.
+        self._initial = {
+            name: value.clone()
+            for name, value in self.network.state_dict().items()
+            if reset and not name.startswith("head.") and not name.endswith("_extra_state")
+        }
+
+    def begin_session(self) -> None:
+        if self.reset:
+            self.network.load_state_dict(self._initial, strict=False)
+            self.network.head.reset()
+
+    def extra_state(self) -> dict[str, Any]:
+        return {"made": {name: value.clone() for name, value in self._initial.items()}}
+
+    def load_extra_state(self, state: dict[str, Any]) -> None:
+        if self._initial.keys() != state["made"].keys():
+            raise GraspError("the state belongs to a learner with another `reset`, or to another network")
+        self._initial = {name: value.to(self.device).clone() for name, value in state["made"].items()}
+
 
 @learners.register("offline")
-class Offline(Restarting):
-    """Joint training on everything seen: the upper end of the scale, for comparison.
+@checked
+class Offline(GDumb):
+    """Joint training on everything seen: the upper bound, for comparison.
 
-    It stores every sample, and a session makes at least `passes` passes over them, whatever the budget; so it is not
-    compared at equal updates or equal bytes.
+    It stores every sample. A session makes at least `passes` passes over them, whatever the budget, so do not compare
+    it at equal updates or equal bytes.
 
-    >>> from graspcl.buffer import Buffer
+    Args:
+        reset: as for `GDumb`.
+        passes: the least number of passes over all samples in each session.
+
+    The other parameters are those of `Learner`.
+
     >>> from graspcl.model import vector_network
     >>> network = vector_network(4, generator=torch.Generator().manual_seed(0))
     >>> learner = Offline(network, Buffer(), "uniform", passes=4)
@@ -89,12 +99,22 @@ class Offline(Restarting):
 
     unbounded = True
 
-    def __init__(self, *args: Any, passes: float = 10.0, reset: bool = True, **kwargs: Any) -> None:
-        super().__init__(*args, reset=reset, **kwargs)
-        expect("passes", passes, float)
+    def __init__(
+        self,
+        network: SplitNetwork,
+        buffer: Buffer,
+        policy: Policy | str = "grasp",
+        optimiser: Optimiser | None = None,
+        rng: np.random.Generator | int = 0,
+        device: torch.device | str | None = None,
+        execution: Execution | None = None,
+        reset: bool = True,
+        passes: NonNegative = 10.0,
+    ) -> None:
+        super().__init__(network, buffer, policy, optimiser, rng, device, execution, reset)
         self.passes = passes
         if not self.buffer.unbounded:
-            raise GraspError("offline training keeps everything it has seen: its buffer takes no capacity")
+            raise GraspError("offline training stores everything it has seen; create its buffer without a capacity")
 
     def session_budget(self, budget: Budget) -> Budget:
         whole = Budget.passes(self.passes, len(self.buffer), budget.batch_size)
@@ -103,15 +123,12 @@ class Offline(Restarting):
 
 @learners.register("finetune")
 class Finetune(Learner):
-    """Trains on new samples alone and then forgets them; what a network loses without rehearsal.
+    """Train on new samples alone and then forget them: what a network loses without rehearsal.
 
-    The buffer holds what arrived since the last session, all of it, and is emptied afterwards. The policy chooses the
-    order among new samples.
+    The buffer stores all samples since the last session and is emptied after it. The policy selects among them.
+    Parameters are those of `Learner`.
 
-    >>> import torch
-    >>> from graspcl.buffer import Buffer
     >>> from graspcl.model import vector_network
-    >>> from graspcl.policy import Budget
     >>> learner = Finetune(vector_network(4, generator=torch.Generator().manual_seed(0)), Buffer(), "uniform")
     >>> learner.observe(torch.eye(4), [0, 0, 1, 1])
     >>> log = learner.rehearse(Budget(updates=3, batch_size=2))

@@ -1,4 +1,4 @@
-"""DER++: rehearsal that also holds on to what the network used to say."""
+"""DER++: rehearsal that also preserves the network's earlier logits."""
 
 from __future__ import annotations
 
@@ -8,27 +8,35 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from graspcl.buffer import Codes
+from graspcl.buffer import Buffer, Codes
 from graspcl.buffer.columns import Columns
-from graspcl.checks import Array
-from graspcl.errors import GraspError, expect
+from graspcl.checks import Array, NonNegative, checked
+from graspcl.errors import GraspError
 from graspcl.learner.learner import Learner, learners
-from graspcl.learner.rehearsal import Batch
-from graspcl.policy import Costs
+from graspcl.learner.rehearsal import Batch, Optimiser
+from graspcl.model import Execution, SplitNetwork
+from graspcl.policy import Costs, Policy
 from graspcl.policy.session import evaluating
 
 
 @learners.register("derpp")
+@checked
 class Derpp(Learner):
     """DER++ (Buzzega et al. 2020), offline as in section 4.2: loss = CE(new) + beta CE(old) + alpha MSE(old logits).
 
-    Each term is a mean over its samples of the mini-batch; without new samples in it the loss is plain cross-entropy.
-    The logits that an old sample is held to are stored with it when it stops being new, at the end of its first
-    session, and never change; of classes that came later they say nothing. They are a column of the buffer
-    (`columns`), so their bytes count. With `teacher` (the variant behind the paper's numbers) none are stored: old
-    samples are held to what the network said of them at the begin of the session.
+    Each term is a mean over its samples of the mini-batch. A batch without new samples has plain cross-entropy.
 
-    >>> from graspcl.buffer import Buffer
+    A sample's logits are stored at the end of its first session, when it stops being new, and never change. They say
+    nothing about classes that came later. They are a column of the buffer (`columns`), so their bytes count.
+
+    Args:
+        alpha: weight of the squared difference to the earlier logits.
+        beta: weight of the cross-entropy of old samples.
+        teacher: compare with the logits of the network at the start of the session, and store none. This is the
+            variant behind the paper's numbers.
+
+    The other parameters are those of `Learner`.
+
     >>> from graspcl.model import vector_network
     >>> from graspcl.policy import Budget
     >>> network = vector_network(4, generator=torch.Generator().manual_seed(0))
@@ -41,20 +49,27 @@ class Derpp(Learner):
 
     offline = True
 
-    def __init__(self, *args: Any, alpha: float = 0.1, beta: float = 0.9, teacher: bool = False, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        expect("alpha", alpha, float)
-        expect("beta", beta, float)
-        expect("teacher", teacher, bool)
-        if alpha < 0 or beta < 0:
-            raise GraspError(f"alpha and beta weigh terms of a loss: 0 or more, not {alpha} and {beta}")
+    def __init__(
+        self,
+        network: SplitNetwork,
+        buffer: Buffer,
+        policy: Policy | str = "grasp",
+        optimiser: Optimiser | None = None,
+        rng: np.random.Generator | int = 0,
+        device: torch.device | str | None = None,
+        execution: Execution | None = None,
+        alpha: NonNegative = 0.1,
+        beta: NonNegative = 0.9,
+        teacher: bool = False,
+    ) -> None:
+        super().__init__(network, buffer, policy, optimiser, rng, device, execution)
         self.alpha, self.beta, self.teacher = alpha, beta, teacher
         self._teacher: dict[str, torch.Tensor] = {}  # weights, during a session
-        self._taught_samples = 0  # passes through the teacher, booked when the session ends
+        self._teacher_passes = 0  # booked when the session ends
         if not teacher and not {"logits", "known"} <= self.buffer.columns.keys():
             raise GraspError(
-                "DER++ stores logits with the samples: make the buffer with columns=Derpp.columns(classes), where "
-                "classes is how many there can be; or take the variant without, teacher=True"
+                "DER++ stores logits with the samples: create the buffer with columns=Derpp.columns(classes), where "
+                "classes is the largest possible number; or use the variant that stores none, teacher=True"
             )
 
     @classmethod
@@ -69,7 +84,7 @@ class Derpp(Learner):
             needed = len({*self.classes, *np.asarray(labels).tolist()})
             if needed > room:
                 raise GraspError(
-                    f"DER++ has room for the logits of {room} classes, and these samples make it {needed}; make the "
+                    f"DER++ has room for the logits of {room} classes, but these samples make it {needed}; create the "
                     f"buffer with columns=Derpp.columns({needed}) or more"
                 )
         super().observe_codes(codes, labels, ids)
@@ -79,8 +94,7 @@ class Derpp(Learner):
             self._teacher = {name: value.clone() for name, value in self.network.state_dict().items()}
 
     def loss(self, batch: Batch) -> torch.Tensor:
-        new = torch.from_numpy(self.buffer.new[batch.slots]).to(self.device)
-        losses = batch.cross_entropies
+        new, losses = batch.new, batch.cross_entropies
         if not new.any():
             return losses.mean()
         total = losses[new].mean()
@@ -90,27 +104,27 @@ class Derpp(Learner):
         return total + self.alpha * self._drift(batch, ~new)
 
     def _drift(self, batch: Batch, old: torch.Tensor) -> torch.Tensor:
-        """Mean squared difference of the logits to those held on to, over the samples `old` [n]."""
+        """Return the mean squared difference to the earlier logits, over the samples `old` [n]."""
+        logits = batch.logits[old]
         if self.teacher:
-            self._taught_samples += int(old.sum())
-            return F.mse_loss(batch.outputs.logits[old], self._taught(batch.inputs[old]))
-        logits = batch.outputs.logits[old]
+            self._teacher_passes += int(old.sum())
+            return F.mse_loss(logits, self._teacher_logits(batch.inputs[old]))
         slots = batch.slots[old.numpy(force=True)]
         stored = torch.from_numpy(self.buffer["logits"][slots][:, : logits.shape[1]]).to(logits)
         known = torch.from_numpy(self.buffer["known"][slots]).to(self.device)
         counts = torch.arange(logits.shape[1], device=self.device) < known[:, None]
         return ((logits - stored).square() * counts).sum() / counts.sum().clamp_min(1)
 
-    def _taught(self, inputs: torch.Tensor) -> torch.Tensor:
+    def _teacher_logits(self, inputs: torch.Tensor) -> torch.Tensor:
         with torch.no_grad(), evaluating(self.network):
             outputs = torch.func.functional_call(self.network, self._teacher, (inputs,))
         logits: torch.Tensor = outputs.logits
         return logits
 
     def end_session(self, costs: Costs) -> None:
-        costs.training_forward += self._taught_samples
-        self._teacher, self._taught_samples = {}, 0
-        self.buffer.compress()  # first: logits of what is not kept would be in vain
+        costs.training_forward += self._teacher_passes
+        self._teacher, self._teacher_passes = {}, 0
+        self.buffer.compress()  # first, so that no logits of evicted samples are computed
         if not self.teacher:
             self._store_logits(np.flatnonzero(self.buffer.new))
             costs.training_forward += int(self.buffer.new.sum())
@@ -126,15 +140,10 @@ class Derpp(Learner):
             self.buffer["logits"][part, : logits.shape[1]] = logits.clamp(-65504, 65504).numpy(force=True)
             self.buffer["known"][part] = logits.shape[1]
 
-    def state_dict(self) -> dict[str, Any]:
+    def extra_state(self) -> dict[str, Any]:
         teacher = {name: value.clone() for name, value in self._teacher.items()}
-        return {**super().state_dict(), "teacher": teacher, "taught": self._taught_samples}
+        return {"teacher": teacher, "taught": self._teacher_passes}
 
-    @property
-    def state_keys(self) -> set[str]:
-        return {*super().state_keys, "teacher", "taught"}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._taught_samples = int(state["taught"])
+    def load_extra_state(self, state: dict[str, Any]) -> None:
+        self._teacher_passes = int(state["taught"])
         self._teacher = {name: value.to(self.device).clone() for name, value in state["teacher"].items()}

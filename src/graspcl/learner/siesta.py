@@ -1,25 +1,31 @@
-"""SIESTA: a cheap online update of the output layer while awake, rehearsal of the plastic part while asleep."""
+"""SIESTA: a cheap online update of the output layer, and rehearsal of the plastic part in sessions."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
-from graspcl.buffer import Codes
+from graspcl.buffer import Buffer
+from graspcl.checks import checked
 from graspcl.learner.learner import Learner, learners
-from graspcl.policy import Costs
+from graspcl.learner.rehearsal import Optimiser
+from graspcl.model import Execution, Outputs, SplitNetwork
+from graspcl.policy import Costs, Policy
 
 
 @learners.register("siesta")
+@checked
 class Siesta(Learner):
-    """SIESTA (section 4.2). Awake, a new class's output row is the running mean of what the head sees of it; asleep,
-    the plastic part and the head are trained on rehearsed samples.
+    """SIESTA (section 4.2).
 
-    The means are of the head's input (the embedding after its activation), in float64, over all samples that arrived
-    since the last session; once a class has been rehearsed its row is the optimiser's and no longer overwritten.
+    Online (the wake phase), a new class's output row is the running mean of the head's inputs for that class. In a
+    session (the sleep phase), the plastic part and the head are trained on rehearsed samples. The means are in float64,
+    over all samples since the last session. Once a class has been rehearsed, online updates leave its row alone.
 
-    >>> from graspcl.buffer import Buffer
+    Parameters are those of `Learner`.
+
     >>> from graspcl.model import vector_network
     >>> from graspcl.policy import Budget
     >>> learner = Siesta(vector_network(4, generator=torch.Generator().manual_seed(0)), Buffer(), "grasp")
@@ -28,24 +34,27 @@ class Siesta(Learner):
     1.0
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        features = self.network.head.features
-        self._sums = torch.zeros(0, features, dtype=torch.float64, device=self.device)
-        self._counts = torch.zeros(0, dtype=torch.float64, device=self.device)
-        self._awake = torch.zeros(0, dtype=torch.bool, device=self.device)  # rows the wake phase still owns
-        self._grow(len(self.classes))
-        self._awake[:] = False  # what base initialisation has trained is not overwritten
+    def __init__(
+        self,
+        network: SplitNetwork,
+        buffer: Buffer,
+        policy: Policy | str = "grasp",
+        optimiser: Optimiser | None = None,
+        rng: np.random.Generator | int = 0,
+        device: torch.device | str | None = None,
+        execution: Execution | None = None,
+    ) -> None:
+        super().__init__(network, buffer, policy, optimiser, rng, device, execution)
+        rows, features = len(self.classes), self.network.head.features
+        self._sums = torch.zeros(rows, features, dtype=torch.float64, device=self.device)
+        self._counts = torch.zeros(rows, dtype=torch.float64, device=self.device)
+        self._awake = torch.zeros(rows, dtype=torch.bool, device=self.device)  # rows that online updates may set
 
-    def look(self, codes: Codes) -> torch.Tensor:
-        return self.outputs(codes, "features").double()
-
-    def learn_online(self, looked: torch.Tensor, labels: torch.Tensor) -> None:
-        rows = self.rows(labels)
+    def learn_online(self, outputs: Outputs, targets: torch.Tensor) -> None:
         self._grow(len(self.classes))
-        self._sums.index_add_(0, rows, looked)
-        self._counts.index_add_(0, rows, torch.ones_like(rows, dtype=torch.float64))
-        fresh = torch.unique(rows)
+        self._sums.index_add_(0, targets, outputs.features.double())
+        self._counts.index_add_(0, targets, torch.ones_like(targets, dtype=torch.float64))
+        fresh = torch.unique(targets)
         fresh = fresh[self._awake[fresh]]
         self.network.head.set_rows(fresh, (self._sums[fresh] / self._counts[fresh, None]).float())
 
@@ -60,17 +69,10 @@ class Siesta(Learner):
             self._counts = torch.cat([self._counts, self._counts.new_zeros(missing)])
             self._awake = torch.cat([self._awake, self._awake.new_ones(missing)])
 
-    def state_dict(self) -> dict[str, Any]:
-        means = {"sums": self._sums.clone(), "counts": self._counts.clone(), "awake": self._awake.clone()}
-        return {**super().state_dict(), "means": means}
+    def extra_state(self) -> dict[str, Any]:
+        return {"means": {"sums": self._sums.clone(), "counts": self._counts.clone(), "awake": self._awake.clone()}}
 
-    @property
-    def state_keys(self) -> set[str]:
-        return {*super().state_keys, "means"}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        means = state["means"]
+    def load_extra_state(self, state: dict[str, Any]) -> None:
         self._sums, self._counts, self._awake = (
-            torch.as_tensor(means[name]).to(self.device).clone() for name in ("sums", "counts", "awake")
+            torch.as_tensor(state["means"][name]).to(self.device).clone() for name in ("sums", "counts", "awake")
         )

@@ -1,57 +1,32 @@
 """Split networks: a frozen part that makes latents, a plastic part that learns from them, and a head that grows."""
 
-from graspcl.model.efficientnet import efficientnet_lite0, efficientnet_lite0_classifier
+from graspcl.model.efficientnet import efficientnet_lite0
 from graspcl.model.execution import Execution
 from graspcl.model.head import CosineHead, Head, LinearHead
-from graspcl.model.layers import (
-    ChannelsLast,
-    FrozenBatchNorm2d,
-    GlobalAveragePool,
-    ImageInput,
-    InvertedResidual,
-    PaddedConv2d,
-    SameConv2d,
-    SeededDropout,
-    SqueezeExcitation,
-    StandardizedConv2d,
-    build,
-    fork,
-    initialise,
-)
+from graspcl.model.layers import GlobalAveragePool, ImageInput, SeededDropout, build
 from graspcl.model.mobilenet import mobilenet_v3_large
-from graspcl.model.mobilevit import MobileViTBlock, TransformerLayer, mobilevit_s
+from graspcl.model.mobilevit import mobilevit_s
 from graspcl.model.network import Outputs, SplitNetwork, make_network, networks, veridical
 from graspcl.model.small import small_network, vector_network
-from graspcl.model.texts import StaticTextEncoder, Tokenizer, packaged_encoder
+from graspcl.model.texts import StaticTextEncoder, TextInputs, Tokenizer, packaged_encoder
 from graspcl.model.timm import timm_network
 from graspcl.model.transformer import transformer_network
 
 __all__ = [
-    "ChannelsLast",
     "CosineHead",
     "Execution",
-    "FrozenBatchNorm2d",
     "GlobalAveragePool",
     "Head",
     "ImageInput",
-    "InvertedResidual",
     "LinearHead",
-    "MobileViTBlock",
     "Outputs",
-    "PaddedConv2d",
-    "SameConv2d",
     "SeededDropout",
     "SplitNetwork",
-    "SqueezeExcitation",
-    "StandardizedConv2d",
     "StaticTextEncoder",
+    "TextInputs",
     "Tokenizer",
-    "TransformerLayer",
     "build",
     "efficientnet_lite0",
-    "efficientnet_lite0_classifier",
-    "fork",
-    "initialise",
     "make_network",
     "mobilenet_v3_large",
     "mobilevit_s",

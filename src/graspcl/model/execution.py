@@ -1,4 +1,4 @@
-"""How a network is executed: on which device, in which precision, compiled or not."""
+"""How a network is executed: device, precision and compilation."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import functools
 import warnings
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from graspcl import machine
-from graspcl.errors import GraspError, nearest
+from graspcl.checks import checked
+from graspcl.errors import GraspError
 from graspcl.model.layers import ChannelsLast, ImageInput
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -21,13 +22,17 @@ M = TypeVar("M", bound=nn.Module)
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+@checked
 @dataclass(frozen=True)
 class Execution:
-    """Settings of how a network is executed. The defaults change nothing but the device, and run everywhere.
+    """Settings of how a network is executed. The defaults work everywhere.
 
-    `precision` is that of products and convolutions; parameters, their gradients and the optimiser stay in float32.
-    `compile` lets torch.compile translate what `compiled` is given. `device` is torch's name of one, or "auto": cuda
-    where there is one, else cpu. `channels_last` is the layout of images in memory.
+    Args:
+        precision: of matrix products and convolutions, "fp32", "bf16" or "fp16". Parameters, gradients and the
+            optimiser stay in float32.
+        compile: compile modules with torch.compile (`compiled`).
+        device: torch's name of a device, or "auto": cuda if available, else cpu.
+        channels_last: the memory layout of images.
 
     >>> execution = Execution(device="cpu").resolve()
     >>> layer, scaler = execution.prepare(nn.Linear(4, 2)), execution.scaler()
@@ -43,19 +48,15 @@ class Execution:
     device: str = "auto"
     channels_last: bool = True
 
-    def __post_init__(self) -> None:
-        if self.precision not in _DTYPES:
-            raise GraspError(f"precision {self.precision!r} is unknown; {nearest(self.precision, get_args(Precision))}")
-
     def resolve(self) -> Execution:
-        """The same with the device that "auto" stands for; refused with the reason if it cannot work on this machine.
+        """Return these settings with a definite device; raises an error if they cannot work on this machine.
 
-        Call it before any work is done. Where bf16 or compile is asked for it tries them, which takes seconds; later
-        calls in the same process remember the answer.
+        Call it before any work is done. It tries out bf16 and compile if set, which takes seconds; later calls in the
+        same process reuse the answer.
 
         >>> Execution(device="cpu", precision="fp16").resolve()
         Traceback (most recent call last):
-        graspcl.errors.GraspError: fp16 is for cuda, where torch scales losses so that small gradients do not \
+        graspcl.errors.GraspError: fp16 requires cuda, where torch scales losses so that small gradients do not \
 vanish; on cpu use fp32 or bf16
         """
         resolved = replace(self, device=_choose(self.device))
@@ -64,26 +65,25 @@ vanish; on cpu use fp32 or bf16
         if self.compile and (reason := _cannot_compile(resolved.device)):
             raise GraspError(
                 f"torch.compile does not work on {resolved.device} here: {reason}. On a CPU it needs a C++ compiler "
-                "(g++, or the one that CXX names) and Python's headers; install them, or do without compile"
+                "(g++, or the one that CXX names) and Python's headers; install them, or turn compile off"
             )
         return resolved
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """A context for the forward pass and the loss, in which products and convolutions have the precision."""
+        """Return a context for the forward pass and the loss, in which products and convolutions use `precision`."""
         if self.precision == "fp32":
             return nullcontext()
         return torch.autocast(self._device.type, dtype=_DTYPES[self.precision])
 
     def scaler(self) -> torch.amp.GradScaler:
-        """What scales losses so that gradients in fp16 do not vanish; in other precisions it passes all through."""
+        """Return a scaler that keeps small gradients from vanishing in fp16; in other precisions it does nothing."""
         kind = self._device.type
         return torch.amp.GradScaler(kind, enabled=self.precision == "fp16" and kind == "cuda")
 
     def prepare(self, network: M) -> M:
-        """`network` itself, moved to the device; parameters stay the same objects.
+        """Move `network` to the device, and return it; parameters stay the same objects.
 
-        The layers `ImageInput` and `ChannelsLast` put channels last already; without `channels_last` what they give is
-        made contiguous again.
+        `ImageInput` and `ChannelsLast` put channels last. Without `channels_last`, their outputs become contiguous.
         """
         network.to(self._device)
         for part in network.modules():
@@ -95,18 +95,16 @@ vanish; on cpu use fp32 or bf16
         return network
 
     def compiled(self, module: M) -> M:
-        """`module` itself; if `compile` is set, calls of it run compiled code from now on, with the same results.
+        """Compile `module` if `compile` is set, and return it; results and state_dict stay the same.
 
-        Its state_dict stays as it is, and a copy of it is not compiled. The first call in each mode (train or eval,
-        with gradients or without) compiles, for minutes; the first of another batch size does so once more, and then
-        for all sizes. Give it a part whose parameters stay, such as `network.plastic`: a head that grows would be
-        compiled anew at every new class.
+        The first call in each mode (train or eval, with or without gradients) compiles, which takes minutes. The first
+        call with another batch size compiles once more, for all sizes. Copies are not compiled. Pass a part whose
+        parameters stay, such as `network.plastic`: a growing head would be compiled again for every new class.
         """
         module._compiled_call_impl = None  # of an earlier execution
         if self.compile:
-            # What Module.compile() sets; but that leaves out the frame of nn.Sequential and compiles each of its layers
-            # by itself, up to the limit of eight, after which the rest stays uncompiled. Shapes are left to be found
-            # out: with dynamic=True training steps of MobileNetV3 came out twice as slow as uncompiled.
+            # Module.compile() would set the same, but it compiles each layer of nn.Sequential by itself, up to a limit
+            # of eight. Shapes are not declared dynamic: that made training steps of MobileNetV3 twice as slow.
             module._compiled_call_impl = torch.compile(module.forward)
         return module
 
@@ -129,14 +127,14 @@ def _choose(device: str) -> str:
 
 def _check_device(device: str) -> None:
     if device.startswith("mps"):
-        raise GraspError("mps has no float64, in which class means and distances are summed up; use device cpu")
+        raise GraspError("mps has no float64, which sums of class means and distances need; use device cpu")
     try:
         torch.ones(2, device=device).sum().item()
-    # torch says by all of these that a device is not known, not built in or not there.
+    # torch raises any of these for a device that is unknown, not built in or not available.
     except (RuntimeError, AssertionError, ImportError) as error:
         raise GraspError(
             f"device {device!r} cannot be used here: {_first_sentence(error)}; "
-            f"device 'auto' takes what is there, now {_choose('auto')!r}"
+            f"device 'auto' chooses an available one, now {_choose('auto')!r}"
         ) from error
 
 
@@ -144,7 +142,7 @@ def _check_precision(precision: Precision, device: str) -> None:
     kind = torch.device(device).type
     if precision == "fp16" and kind != "cuda":
         raise GraspError(
-            "fp16 is for cuda, where torch scales losses so that small gradients do not vanish; "
+            "fp16 requires cuda, where torch scales losses so that small gradients do not vanish; "
             f"on {kind} use fp32 or bf16"
         )
     if precision == "bf16" and (reason := machine.can_bf16() if kind == "cpu" else _cannot_multiply(device)):
@@ -162,17 +160,17 @@ def _cannot_multiply(device: str) -> str | None:
 
 @functools.cache
 def _cannot_compile(device: str) -> str | None:
-    """Why torch.compile does not work, found by compiling a line of code; None if it does."""
+    """Return why torch.compile does not work, found by compiling a line of code; None if it works."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the compiler's own parts, when they are loaded
+            warnings.simplefilter("ignore")  # raised while the compiler is loaded
             torch.compile(lambda x: x.sin() + 1)(torch.zeros(2, device=device))
-    except Exception as error:  # the compiler, the loader and the many layers between raise what they like
+    except Exception as error:  # the compiler raises many kinds
         return _first_sentence(error)
     return None
 
 
 def _first_sentence(error: Exception) -> str:
-    # A line such as "backend='inductor' raised:" only announces what is said in the next.
+    # A line such as "backend='inductor' raised:" only announces the next one.
     lines = (line.strip() for line in str(error).splitlines() if line.strip() and not line.endswith(":"))
     return next(lines, type(error).__name__).split(". ")[0].rstrip(".")

@@ -1,23 +1,29 @@
-"""Randomness and initialisation: everything comes from a generator that is passed in, nothing from the global one."""
+"""Layers that the networks share, and weights drawn from a given generator, never from the global one."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from graspcl.checks import Range, checked
 from graspcl.errors import GraspError
 
 M = TypeVar("M", bound=nn.Module)
+Dropout = Annotated[float, Range(0, 1, below=True)]
+
+
+# -- seeded weights ---------------------------------------------------------------------------------------------------
 
 
 def fork(generator: torch.Generator) -> torch.Generator:
-    """A new generator, seeded by one draw from `generator`; afterwards the two are independent.
+    """Return a new generator, seeded by one draw from `generator`; afterwards the two are independent.
 
     >>> a, b = (fork(torch.Generator().manual_seed(1)) for _ in range(2))
     >>> a.initial_seed() == b.initial_seed()
@@ -27,8 +33,23 @@ def fork(generator: torch.Generator) -> torch.Generator:
     return torch.Generator().manual_seed(int(seed))
 
 
+@contextlib.contextmanager
+def global_seed(seed: int) -> Iterator[None]:
+    """Seed torch's global generator on the CPU, for libraries that draw from it, and restore it afterwards.
+
+    >>> with global_seed(3):
+    ...     first = torch.rand(2)
+    >>> with global_seed(3):
+    ...     torch.equal(first, torch.rand(2))
+    True
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would also change the generators of all devices
+        yield
+
+
 def initialise(module: nn.Module, generator: torch.Generator) -> None:
-    """Fill every parameter of `module` in place.
+    """Initialise every parameter of `module` in place.
 
     Weights of convolutions and linear layers are N(0, 2 / fan-in) (He et al. 2015), biases 0, norms 1 and 0.
 
@@ -45,19 +66,19 @@ def initialise(module: nn.Module, generator: torch.Generator) -> None:
                 if part.bias is not None:
                     part.bias.zero_()
             elif isinstance(part, nn.BatchNorm2d | nn.GroupNorm | nn.LayerNorm):
-                part.reset_parameters()  # weight 1, bias 0; of BatchNorm also running mean 0 and variance 1
+                part.reset_parameters()  # weight 1, bias 0; for BatchNorm also running mean 0 and variance 1
             elif next(part.parameters(recurse=False), None) is not None:
                 raise GraspError(
                     f"no rule to initialise {type(part).__name__}; "
-                    "known are Conv2d, Linear, BatchNorm2d, GroupNorm and LayerNorm and what derives from them"
+                    "use Conv2d, Linear, BatchNorm2d, GroupNorm, LayerNorm or subclasses of them"
                 )
 
 
 def build(factory: Callable[[], M], generator: torch.Generator) -> M:
-    """The module that `factory` makes, initialised from `generator` alone.
+    """Return the module that `factory` creates, initialised from `generator` alone.
 
-    torch's layers draw from the global generator when they are constructed; on the meta device they have nothing to
-    fill, so the global generator is neither used nor moved.
+    torch's layers draw from the global generator when they are constructed. On the meta device they have nothing to
+    initialise, so the global generator is not used.
 
     >>> before = torch.get_rng_state()
     >>> layer = build(lambda: nn.Linear(4, 2), torch.Generator().manual_seed(0))
@@ -71,8 +92,11 @@ def build(factory: Callable[[], M], generator: torch.Generator) -> M:
     return module
 
 
+# -- layers -----------------------------------------------------------------------------------------------------------
+
+
 class PaddedConv2d(nn.Conv2d):
-    """Convolution without bias whose padding (kernel - 1) / 2 is the same on all sides.
+    """Convolution without bias, padded by (kernel - 1) / 2 on all sides.
 
     x [N, in, H, W] -> [N, out, ceil(H / stride), ceil(W / stride)], for odd kernels.
 
@@ -85,9 +109,7 @@ class PaddedConv2d(nn.Conv2d):
 
 
 class StandardizedConv2d(PaddedConv2d):
-    """Convolution whose filters are standardised at each use: mean over in-channels and kernel 0, standard deviation 1.
-
-    x [N, in, H, W] -> [N, out, ceil(H / stride), ceil(W / stride)].
+    """Convolution whose filters are standardised at each use: over in-channels and kernel, mean 0 and deviation 1.
 
     >>> StandardizedConv2d(3, 8, kernel=3)(torch.zeros(1, 3, 7, 7)).shape
     torch.Size([1, 8, 7, 7])
@@ -100,9 +122,7 @@ class StandardizedConv2d(PaddedConv2d):
 
 
 class SameConv2d(PaddedConv2d):
-    """Convolution with TensorFlow's "same" padding: where the total is odd, the extra row and column come last.
-
-    x [N, in, H, W] -> [N, out, ceil(H / stride), ceil(W / stride)].
+    """Convolution with TensorFlow's "same" padding: if the total is odd, the extra row and column come last.
 
     >>> SameConv2d(3, 8, kernel=3, stride=2)(torch.zeros(1, 3, 8, 8)).shape
     torch.Size([1, 8, 4, 4])
@@ -125,9 +145,9 @@ def _same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
 
 
 class FrozenBatchNorm2d(nn.BatchNorm2d):
-    """BatchNorm that always normalises with its running statistics, also in train mode; weight and bias stay trainable.
+    """BatchNorm that normalises with its running statistics even in train mode; weight and bias stay trainable.
 
-    For plastic layers with pretrained BatchNorm, whose statistics rehearsal must not move. x [N, C, H, W] -> same.
+    For plastic layers with pretrained BatchNorm, whose statistics rehearsal must not change. x [N, C, H, W] -> same.
 
     >>> norm = FrozenBatchNorm2d(2).train()
     >>> norm(torch.full((1, 2, 1, 1), 5.0)).flatten().round().tolist(), norm.running_mean.tolist()
@@ -138,27 +158,28 @@ class FrozenBatchNorm2d(nn.BatchNorm2d):
         return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
 
 
+@checked
 class SeededDropout(nn.Module):
-    """Dropout whose masks come from a generator of its own, so that a checkpoint can restore it. x [...] -> same shape.
+    """Dropout with its own random generator, whose state is part of `state_dict`. x [...] -> same shape.
 
-    A given `generator` seeds that own generator and is free afterwards. Its state travels in `state_dict`.
+    Args:
+        p: probability that a value is dropped.
+        generator: seeds the layer's own generator.
 
     >>> drop = SeededDropout(0.5, torch.Generator().manual_seed(0))
     >>> sorted(set(drop(torch.ones(1000)).tolist())), drop.eval()(torch.ones(2)).tolist()
     ([0.0, 2.0], [1.0, 1.0])
     """
 
-    def __init__(self, p: float, generator: torch.Generator | None = None) -> None:
+    def __init__(self, p: Dropout, generator: torch.Generator | None = None) -> None:
         super().__init__()
-        if not 0.0 <= p < 1.0:
-            raise GraspError(f"dropout must be at least 0 and below 1, not {p}")
         self.p = p
         self.generator = torch.Generator() if generator is None else fork(generator)
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0.0:
             return x
-        # Drawn on the CPU whatever the device of x: the same masks everywhere.
+        # Drawn on the CPU, so that the masks are the same on every device.
         keep = torch.empty(x.shape).bernoulli_(1.0 - self.p, generator=self.generator)
         return x * keep.to(x) / (1.0 - self.p)
 
@@ -170,6 +191,14 @@ class SeededDropout(nn.Module):
 
     def extra_repr(self) -> str:
         return f"p={self.p}"
+
+
+def seed_dropout(module: nn.Module, generator: torch.Generator) -> None:
+    """Replace every torch dropout within `module` by a seeded one."""
+    for part in module.modules():
+        for name, child in part.named_children():
+            if isinstance(child, nn.Dropout):
+                setattr(part, name, SeededDropout(child.p, generator))
 
 
 class GlobalAveragePool(nn.Module):
@@ -184,7 +213,7 @@ class GlobalAveragePool(nn.Module):
 
 
 class ChannelsLast(nn.Module):
-    """The same x [N, C, H, W] with its channels adjacent in memory, the layout in which convolutions are fastest.
+    """The same x [N, C, H, W] with channels last in memory, the fastest layout for convolutions.
 
     >>> ChannelsLast()(torch.zeros(1, 3, 4, 4)).stride()
     (48, 1, 12, 3)
@@ -195,9 +224,9 @@ class ChannelsLast(nn.Module):
 
 
 class ImageInput(nn.Module):
-    """Raw images to what the network was trained on: (x - mean) / scale, with one number for all or per channel.
+    """Normalise raw images: (x - mean) / scale, with one number for all channels or one per channel.
 
-    x [N, C, H, W], uint8 (or floats in 0..255) -> float [N, C, H, W], channels last.
+    x [N, C, H, W] in 0..255, uint8 or float -> float [N, C, H, W], channels last.
 
     >>> ImageInput(127, 128)(torch.full((1, 3, 2, 2), 255, dtype=torch.uint8)).unique().tolist()
     [1.0]
@@ -218,7 +247,7 @@ class ImageInput(nn.Module):
 
 
 def imagenet_input() -> ImageInput:
-    """Images in 0..255 minus ImageNet's mean, by its deviation, per channel.
+    """Normalise images in 0..255 with ImageNet's mean and deviation of each channel.
 
     >>> imagenet_input().mean.flatten().round().tolist()
     [124.0, 116.0, 104.0]
@@ -230,7 +259,7 @@ def imagenet_input() -> ImageInput:
 class SqueezeExcitation(nn.Module):
     """Scale each channel by a gate in 0..1 computed from all channels' means. x [N, C, H, W] -> same shape.
 
-    MobileNetV3, figure 4: plain convolutions with biases, and a hard sigmoid as the gate.
+    As in MobileNetV3 (figure 4): plain convolutions with biases, and a hard sigmoid as the gate.
 
     >>> SqueezeExcitation(16, 8, nn.GELU)(torch.zeros(2, 16, 4, 4)).shape
     torch.Size([2, 16, 4, 4])
@@ -252,38 +281,48 @@ class SqueezeExcitation(nn.Module):
         return x * gate
 
 
+# -- blocks of a convolutional network --------------------------------------------------------------------------------
+
+
 class MakeConv(Protocol):
-    """How a network makes its convolutions: `PaddedConv2d`, `StandardizedConv2d` or `SameConv2d`."""
+    """Creates a convolution: `PaddedConv2d`, `StandardizedConv2d` or `SameConv2d`."""
 
     def __call__(
         self, in_channels: int, out_channels: int, kernel: int, stride: int = 1, groups: int = 1
     ) -> nn.Module: ...
 
 
-MakeNorm = Callable[[int], nn.Module]
-MakeActivation = Callable[[], nn.Module]
+class Form(NamedTuple):
+    """What the layers of a network are made of; frozen and plastic layers differ in it."""
 
+    conv: MakeConv
+    norm: Callable[[int], nn.Module]
+    act: Callable[[], nn.Module]
 
-def conv_norm(conv: nn.Module, norm: nn.Module, activation: nn.Module | None = None) -> nn.Sequential:
-    """Convolution, norm and, where given, activation. [N, in, H, W] -> [N, out, H', W'].
+    def conv_norm(
+        self, in_channels: int, out_channels: int, kernel: int, stride: int = 1, groups: int = 1, act: bool = True
+    ) -> nn.Sequential:
+        """Create a convolution and its norm, followed by the activation if `act`. [N, in, H, W] -> [N, out, H', W'].
 
-    >>> list(conv_norm(PaddedConv2d(3, 8, kernel=3), nn.GroupNorm(8, 8))._modules)
-    ['conv', 'norm']
-    """
-    parts: OrderedDict[str, nn.Module] = OrderedDict(conv=conv, norm=norm)
-    if activation is not None:
-        parts["act"] = activation
-    return nn.Sequential(parts)
+        >>> form = Form(PaddedConv2d, nn.BatchNorm2d, nn.ReLU)
+        >>> list(form.conv_norm(3, 8, kernel=3)._modules)
+        ['conv', 'norm', 'act']
+        """
+        conv = self.conv(in_channels, out_channels, kernel=kernel, stride=stride, groups=groups)
+        parts: OrderedDict[str, nn.Module] = OrderedDict(conv=conv, norm=self.norm(out_channels))
+        if act:
+            parts["act"] = self.act()
+        return nn.Sequential(parts)
 
 
 class InvertedResidual(nn.Module):
-    """Expand by a 1x1, filter each channel by itself, perhaps squeeze and excite, project by a 1x1 without activation.
+    """Expand with a 1x1 convolution, filter each channel, optionally squeeze and excite, and project with a 1x1.
 
-    x [N, in, H, W] -> [N, out, ceil(H / stride), ceil(W / stride)]; x is added where the shapes agree. There is no
-    expansion where `expanded` equals `in_channels`. The padding is that of the convolutions that `conv` makes.
+    x [N, in, H, W] -> [N, out, ceil(H / stride), ceil(W / stride)]; x is added where the shapes agree. Nothing is
+    expanded where `expanded` equals `in_channels`.
 
-    >>> make = {"conv": SameConv2d, "norm": nn.BatchNorm2d, "act": nn.ReLU6}
-    >>> block = InvertedResidual(8, 24, 16, kernel=3, stride=2, squeezed=8, **make)
+    >>> form = Form(SameConv2d, nn.BatchNorm2d, nn.ReLU6)
+    >>> block = InvertedResidual(8, 24, 16, kernel=3, stride=2, squeezed=8, form=form)
     >>> block(torch.zeros(2, 8, 14, 14)).shape
     torch.Size([2, 16, 7, 7])
     """
@@ -296,23 +335,43 @@ class InvertedResidual(nn.Module):
         *,
         kernel: int,
         stride: int,
+        form: Form,
         squeezed: int | None = None,
-        conv: MakeConv,
-        norm: MakeNorm,
-        act: MakeActivation,
     ) -> None:
         super().__init__()
         self.residual = stride == 1 and in_channels == out_channels
         parts: OrderedDict[str, nn.Module] = OrderedDict()
         if expanded != in_channels:
-            parts["expand"] = conv_norm(conv(in_channels, expanded, kernel=1), norm(expanded), act())
-        depthwise = conv(expanded, expanded, kernel=kernel, stride=stride, groups=expanded)
-        parts["depthwise"] = conv_norm(depthwise, norm(expanded), act())
+            parts["expand"] = form.conv_norm(in_channels, expanded, kernel=1)
+        parts["depthwise"] = form.conv_norm(expanded, expanded, kernel, stride, groups=expanded)
         if squeezed is not None:
-            parts["excite"] = SqueezeExcitation(expanded, squeezed, act)
-        parts["project"] = conv_norm(conv(expanded, out_channels, kernel=1), norm(out_channels))
+            parts["excite"] = SqueezeExcitation(expanded, squeezed, form.act)
+        parts["project"] = form.conv_norm(expanded, out_channels, kernel=1, act=False)
         self.branch = nn.Sequential(parts)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.branch(x)
         return x + out if self.residual else out
+
+
+def split_body(
+    body: nn.Sequential, frozen_layers: int, input: ImageInput, embedding: nn.Module | None = None
+) -> tuple[nn.Sequential, nn.Sequential]:
+    """Split the layers of a convolutional network into its frozen and its plastic part.
+
+    Args:
+        body: the layers, by name.
+        frozen_layers: how many of them are frozen.
+        input: comes before the first layer.
+        embedding: comes last, after average pooling.
+
+    >>> body = nn.Sequential(OrderedDict(a=nn.Conv2d(3, 4, 1), b=nn.Conv2d(4, 5, 1)))
+    >>> [list(part._modules) for part in split_body(body, 1, imagenet_input())]
+    [['input', 'a'], ['channels_last', 'b', 'pool']]
+    """
+    layers = list(body.named_children())
+    last: list[tuple[str, nn.Module]] = [("pool", GlobalAveragePool())]
+    last += [] if embedding is None else [("embedding", embedding)]
+    frozen = OrderedDict([("input", input), *layers[:frozen_layers]])
+    plastic = OrderedDict([("channels_last", ChannelsLast()), *layers[frozen_layers:], *last])
+    return nn.Sequential(frozen), nn.Sequential(plastic)

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from functools import partial
-from typing import Literal, NamedTuple, get_args
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from graspcl.errors import GraspError, nearest
+from graspcl.checks import Positive, Range, checked
+from graspcl.errors import GraspError
 from graspcl.model.head import CosineHead
 from graspcl.model.layers import (
-    ChannelsLast,
-    GlobalAveragePool,
+    Dropout,
+    Form,
     InvertedResidual,
-    MakeConv,
-    MakeNorm,
     PaddedConv2d,
     SeededDropout,
     StandardizedConv2d,
     build,
-    conv_norm,
     imagenet_input,
+    split_body,
 )
 from graspcl.model.network import SplitNetwork, networks
 
@@ -57,69 +56,68 @@ PATCH = 2
 EMBEDDING = 640
 LAYERS = len(BLOCKS) + 2  # the stem before them, the last 1x1 convolution after them
 
-FrozenNorm = Literal["batch", "group"]
+_FROZEN = Form(PaddedConv2d, nn.BatchNorm2d, nn.SiLU)
+_PLASTIC = Form(StandardizedConv2d, partial(nn.GroupNorm, 16), nn.SiLU)
 
 
 @networks.register("mobilevit_s", reads="images")
+@checked
 def mobilevit_s(
     classes: int = 0,
-    split: int = 7,
+    split: Annotated[int, Range(0, LAYERS - 1)] = 7,
     *,
     generator: torch.Generator,
-    frozen_norm: FrozenNorm = "batch",
-    dropout: float = 0.0,
-    scale: float = 1.0,
+    frozen_norm: Literal["batch", "group"] = "batch",
+    dropout: Dropout = 0.0,
+    scale: Positive = 1.0,
 ) -> SplitNetwork:
-    """MobileViT-S, frozen up to and including layer `split` (0-based, the stem is layer 0; 0..11).
+    """Create MobileViT-S with random weights.
 
-    The paper freezes the stem, six inverted residuals and one MobileViT block, which is split 7. Plastic layers use
-    GroupNorm of 16 groups; their convolutions are standardised in the MobileViT blocks and the last convolution, and
-    plain in the inverted residuals. Frozen layers use BatchNorm and plain convolutions, as published weights do; with
-    `frozen_norm="group"` they have the form of the plastic ones, as in the reference. SiLU throughout.
-    `encode` takes images [N, 3, H, W], uint8 or floats in 0..255; at 256 px and split 7 the latents are
-    [N, 128, 16, 16]. The embedding [N, 640] is the pooled output of the last convolution: its activation lies before
-    the pooling and none follows, so the neck is dropout alone. All weights are random; `load_state_dict` takes trained
-    ones. `scale` is the head's.
+    `encode` takes images [N, 3, H, W] in 0..255, uint8 or float; at 256 px and split 7 the latents are
+    [N, 128, 16, 16]. The embedding [N, 640] is the pooled output of the last convolution. No activation follows the
+    pooling, so the neck is dropout alone.
+
+    Plastic layers use GroupNorm of 16 groups. Their convolutions are standardised in the MobileViT blocks and the last
+    convolution, and plain in the inverted residuals. SiLU throughout.
+
+    Args:
+        split: the last frozen layer, 0..11; layer 0 is the stem. The paper freezes up to layer 7: the stem, six
+            inverted residuals and one MobileViT block.
+        frozen_norm: "batch" gives frozen layers BatchNorm and plain convolutions, like published weights. "group" gives
+            them the form of plastic layers, as in the reference.
+        dropout: probability of dropout before the head.
 
     >>> net = mobilevit_s(classes=10, generator=torch.Generator().manual_seed(0))
     >>> latents = net.encode(torch.zeros(1, 3, 64, 64, dtype=torch.uint8))
     >>> latents.shape, net(latents).embedding.shape
     (torch.Size([1, 128, 4, 4]), torch.Size([1, 640]))
     """
-    if not 0 <= split < LAYERS:
-        raise GraspError(f"split must be a layer of MobileViT-S, 0..{LAYERS - 1}, not {split}")
-    if frozen_norm not in get_args(FrozenNorm):
-        raise GraspError(f"frozen_norm cannot be {frozen_norm!r}; {nearest(str(frozen_norm), get_args(FrozenNorm))}")
     body = build(lambda: _body(split if frozen_norm == "batch" else -1), generator)
-    frozen = nn.Sequential(OrderedDict(input=imagenet_input()))
-    plastic = nn.Sequential(OrderedDict(channels_last=ChannelsLast()))
-    for index, (name, layer) in enumerate(body.named_children()):
-        (frozen if index <= split else plastic).add_module(name, layer)
-    plastic.add_module("pool", GlobalAveragePool())
-    head = CosineHead(EMBEDDING, classes, generator=generator, scale=scale)
+    frozen, plastic = split_body(body, split + 1, imagenet_input())
+    head = CosineHead(EMBEDDING, classes, generator=generator, scale=scale)  # draws before the dropout
     return SplitNetwork(frozen, plastic, head, SeededDropout(dropout, generator))
 
 
 class MobileViTBlock(nn.Module):
-    """Convolve, let the locations of equal place in their patches attend to each other, and fuse with the input.
+    """Convolve, apply a transformer across patches, and fuse the result with the input. x [N, C, H, W] -> same shape.
 
-    x [N, channels, H, W] -> same shape. Where H or W is no multiple of the patch's side, the map is interpolated to
-    the next one for the transformer and back after it. The convolution to `width` channels has neither norm nor
-    activation and is plain: standardised without a norm after it, it would fix the scale of the transformer's input.
+    Locations at the same place within their patches attend to each other. If H or W is not a multiple of the patch's
+    side, the map is interpolated to the next multiple for the transformer and back afterwards. The convolution to
+    `width` channels is plain and has no norm: standardised, it would fix the scale of the transformer's input.
 
-    >>> block = MobileViTBlock(32, width=48, depth=2, conv=StandardizedConv2d, norm=partial(nn.GroupNorm, 16))
+    >>> block = MobileViTBlock(32, width=48, depth=2, form=_PLASTIC)
     >>> block(torch.zeros(2, 32, 7, 8)).shape
     torch.Size([2, 32, 7, 8])
     """
 
-    def __init__(self, channels: int, width: int, depth: int, *, conv: MakeConv, norm: MakeNorm) -> None:
+    def __init__(self, channels: int, width: int, depth: int, form: Form) -> None:
         super().__init__()
-        self.local = conv_norm(conv(channels, channels, kernel=3), norm(channels), nn.SiLU())
+        self.local = form.conv_norm(channels, channels, kernel=3)
         self.widen = PaddedConv2d(channels, width, kernel=1)
         self.transformer = nn.Sequential(*(TransformerLayer(width, HEADS) for _ in range(depth)))
         self.norm = nn.LayerNorm(width)
-        self.project = conv_norm(conv(width, channels, kernel=1), norm(channels), nn.SiLU())
-        self.fuse = conv_norm(conv(2 * channels, channels, kernel=3), norm(channels), nn.SiLU())
+        self.project = form.conv_norm(width, channels, kernel=1)
+        self.fuse = form.conv_norm(2 * channels, channels, kernel=3)
 
     def forward(self, x: Tensor) -> Tensor:
         size = x.shape[-2:]
@@ -132,7 +130,7 @@ class MobileViTBlock(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """Self-attention and then a two-layer perceptron, each on the normalised input and added to it.
+    """Self-attention and a two-layer perceptron, each on the normalised input and added to it.
 
     x [N, tokens, width] -> same shape.
 
@@ -143,7 +141,7 @@ class TransformerLayer(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         if width % heads:
-            raise GraspError(f"the width of a transformer must be a multiple of its {heads} heads, not {width}")
+            raise GraspError(f"the width of a transformer must be a multiple of its {heads} heads, got {width}")
         self.heads = heads
         self.attention_norm = nn.LayerNorm(width)
         self.qkv = nn.Linear(width, 3 * width)
@@ -167,9 +165,9 @@ class TransformerLayer(nn.Module):
 
 
 def unfold(x: Tensor, patch: int) -> Tensor:
-    """Tokens of patches of `patch` x `patch` locations: x [N, C, H, W] -> [N·patch², H·W / patch², C].
+    """Turn patches of `patch` x `patch` locations into tokens: x [N, C, H, W] -> [N·patch², H·W / patch², C].
 
-    A row holds the locations of one place in their patches, so that attention within it reaches over the whole map.
+    A row contains the same place of every patch, so that attention within a row spans the whole map.
 
     >>> unfold(torch.arange(16.0).reshape(1, 1, 4, 4), 2)[..., 0].int().tolist()
     [[0, 2, 8, 10], [1, 3, 9, 11], [4, 6, 12, 14], [5, 7, 13, 15]]
@@ -180,7 +178,7 @@ def unfold(x: Tensor, patch: int) -> Tensor:
 
 
 def fold(tokens: Tensor, height: int, width: int, patch: int) -> Tensor:
-    """The inverse of `unfold`: tokens [N·patch², H·W / patch², C] -> [N, C, H, W], channels last in memory.
+    """Invert `unfold`: tokens [N·patch², H·W / patch², C] -> [N, C, H, W], channels last in memory.
 
     >>> x = torch.arange(24.0).reshape(1, 1, 4, 6)
     >>> torch.equal(fold(unfold(x, 2), 4, 6, 2), x)
@@ -197,40 +195,19 @@ def _resize(x: Tensor, height: int, width: int) -> Tensor:
 
 
 def _body(split: int) -> nn.Sequential:
-    """The layers 0..11; up to `split` in the frozen form, then in the plastic one."""
-    layers: OrderedDict[str, nn.Module] = OrderedDict()
-    layers["layer0"] = _conv(0, split, 3, STEM, kernel=3, stride=2)
+    """Create the layers 0..11, up to `split` in their frozen form and then in their plastic one."""
+    forms = [_FROZEN if index <= split else _PLASTIC for index in range(LAYERS)]
+    layers: OrderedDict[str, nn.Module] = OrderedDict(layer0=forms[0].conv_norm(3, STEM, kernel=3, stride=2))
     channels = STEM
     for index, block in enumerate(BLOCKS, start=1):
-        norm = _norm_of(index, split)
+        form = forms[index]
         if isinstance(block, _Attending):
-            conv = _conv_of(index, split)
-            layers[f"layer{index}"] = MobileViTBlock(channels, block.width, block.depth, conv=conv, norm=norm)
+            layers[f"layer{index}"] = MobileViTBlock(channels, block.width, block.depth, form)
         else:
             layers[f"layer{index}"] = InvertedResidual(
-                channels,
-                channels * EXPANSION,
-                block.out,
-                kernel=3,
-                stride=block.stride,
-                conv=PaddedConv2d,
-                norm=norm,
-                act=nn.SiLU,
-            )
+                channels, channels * EXPANSION, block.out, kernel=3, stride=block.stride,
+                form=form._replace(conv=PaddedConv2d),
+            )  # fmt: skip
             channels = block.out
-    last = LAYERS - 1
-    layers[f"layer{last}"] = _conv(last, split, channels, EMBEDDING, kernel=1)
+    layers[f"layer{LAYERS - 1}"] = forms[-1].conv_norm(channels, EMBEDDING, kernel=1)
     return nn.Sequential(layers)
-
-
-def _conv(index: int, split: int, in_channels: int, out_channels: int, kernel: int, stride: int = 1) -> nn.Module:
-    conv = _conv_of(index, split)(in_channels, out_channels, kernel=kernel, stride=stride)
-    return conv_norm(conv, _norm_of(index, split)(out_channels), nn.SiLU())
-
-
-def _conv_of(index: int, split: int) -> MakeConv:
-    return PaddedConv2d if index <= split else StandardizedConv2d
-
-
-def _norm_of(index: int, split: int) -> MakeNorm:
-    return nn.BatchNorm2d if index <= split else partial(nn.GroupNorm, 16)

@@ -1,4 +1,4 @@
-"""The split network: a frozen part that makes latents, and a plastic part that learns from them."""
+"""The split network: a frozen part that makes latents, a plastic part that learns from them, and a head that grows."""
 
 from __future__ import annotations
 
@@ -8,29 +8,42 @@ import torch
 from torch import Tensor, nn
 
 from graspcl.errors import GraspError
+from graspcl.model.cut import cut_after
 from graspcl.model.execution import Execution
 from graspcl.model.head import CosineHead, Head
-from graspcl.registry import Registry
+from graspcl.model.layers import global_seed, seed_dropout
+from graspcl.registry import Registry, parameter_names
 
-networks: Registry[SplitNetwork] = Registry("network", "graspcl.model", given=("classes", "generator"))
+networks: Registry[SplitNetwork] = Registry("network", "graspcl.model", given=("classes", "generator", "seed"))
+"""Functions that create a network. Each declares what it `reads`: "images", "texts" or "vectors".
+
+They take `classes`, the number of rows of the head to start with, and `generator` or `seed`, which initialise the
+weights. The built-in ones also take `scale`, the cosine head's initial scale.
+"""
 
 
 class Outputs(NamedTuple):
-    """What the plastic part says about N latents."""
+    """What the plastic part and the head compute for N latents."""
 
     embedding: Tensor
-    """[N, d], the penultimate embedding before its activation: what GRASP's distances are taken of."""
+    """[N, d], the penultimate embedding before its activation, on which GRASP measures distances."""
     features: Tensor
-    """[N, features], what the head sees."""
+    """[N, features], the head's input."""
     logits: Tensor
     """[N, classes]"""
 
 
 class SplitNetwork(nn.Module):
-    """Frozen part, plastic part, neck (activation and dropout; nothing if None) and head.
+    """A frozen part, a plastic part, a neck (activation and dropout) and a head.
 
-    `encode` maps inputs (images [N, 3, H, W] or whatever the frozen part takes) to latents; calling the network maps
-    latents to `Outputs`. The frozen part has no gradients and stays in eval mode, whatever mode the rest is in.
+    `encode` maps inputs to latents. Calling the network maps latents to `Outputs`. The frozen part has no gradients and
+    always stays in eval mode.
+
+    Args:
+        frozen: maps inputs [N, …] to latents [N, …].
+        plastic: maps latents to embeddings [N, d].
+        head: maps features to logits.
+        neck: maps embeddings to features; by default they are the same.
 
     >>> head = CosineHead(4, classes=3, generator=torch.Generator().manual_seed(0))
     >>> net = SplitNetwork(nn.Identity(), nn.Flatten(), head, nn.GELU())
@@ -38,6 +51,8 @@ class SplitNetwork(nn.Module):
     >>> net(latents).logits.shape, round(net.share_plastic(), 2)
     (torch.Size([2, 3]), 1.0)
     """
+
+    veridical = False  # whether raw inputs are rehearsed, not latents; see `veridical` below
 
     def __init__(self, frozen: nn.Module, plastic: nn.Module, head: Head, neck: nn.Module | None = None) -> None:
         super().__init__()
@@ -59,10 +74,9 @@ class SplitNetwork(nn.Module):
         classes: int = 0,
         scale: float = 1.0,
     ) -> SplitNetwork:
-        """A network of one's own modules, with a head of the width that inputs `example` [N, ...] show to be needed.
+        """Create a network from your own modules, whose weights stay as they are.
 
-        `frozen` maps inputs to latents and `plastic` latents to embeddings [N, d]; their weights stay as they are.
-        `generator` initialises the head's rows; `scale` is its first scale.
+        `example` are inputs [N, …], which show the head's width; `generator` initialises its `classes` rows.
 
         >>> g = torch.Generator().manual_seed(0)
         >>> net = SplitNetwork.of(nn.Flatten(), nn.Linear(8, 5), torch.zeros(1, 2, 4), generator=g, neck=nn.ReLU())
@@ -78,20 +92,66 @@ class SplitNetwork(nn.Module):
             except Exception as error:
                 raise GraspError(f"an example of shape {shape} does not pass through the {name}: {error}") from error
             if len(values) != len(example):
-                raise GraspError(f"the example must be a batch [N, ...], one row a sample, not of shape {shape}")
+                raise GraspError(f"the example must be a batch [N, ...] with one row per sample, got shape {shape}")
             if name != "frozen part" and values.ndim != 2:
-                raise GraspError(f"the {name} must give one vector a sample, [N, d], but gives {list(values.shape)}")
+                raise GraspError(f"the {name} must return one vector per sample, [N, d], got {list(values.shape)}")
         head = CosineHead(values.shape[1], classes, generator=generator, scale=scale)
         return SplitNetwork(frozen, plastic, head, neck)
 
+    @staticmethod
+    def cut(
+        model: nn.Module,
+        after: str,
+        classes: int = 0,
+        seed: int = 0,
+        *,
+        example: Tensor | None = None,
+        input: nn.Module | None = None,
+        scale: float = 1.0,
+    ) -> SplitNetwork:
+        """Cut an existing classifier after a named block; a cosine head replaces its last linear layer.
+
+        What precedes the block may be any computation. What follows must be a plain chain of modules, with nothing but
+        flattening or average pooling between them. Another block raises an error that names the possible ones.
+        BatchNorm in the plastic part keeps its statistics, because rehearsal must not change them.
+
+        Args:
+            model: the classifier, with trained or random weights; it is copied.
+            after: the last frozen block, such as "layer3" or "layer3.0".
+            classes, seed: the head's number of rows to start with, and what initialises them and seeds dropout.
+            example: inputs [N, …] for one pass; by default images of 64 px, or vectors, as the first layer shows.
+            input: what prepares raw inputs. By default, images of three channels in 0..255 are normalised with
+                ImageNet's mean and deviation, as torchvision's weights expect.
+            scale: the cosine head's initial scale.
+
+        >>> blocks = {"stem": nn.Linear(4, 8), "act": nn.ReLU(), "middle": nn.Linear(8, 6), "fc": nn.Linear(6, 3)}
+        >>> model = nn.Sequential()
+        >>> for name, block in blocks.items():
+        ...     model.add_module(name, block)
+        >>> net = SplitNetwork.cut(model, after="act", classes=2)
+        >>> latents = net.encode(torch.ones(5, 4))
+        >>> latents.shape, net(latents).embedding.shape
+        (torch.Size([5, 8]), torch.Size([5, 6]))
+        """
+        frozen, plastic, width = cut_after(model, after, example, input)
+        generator = torch.Generator().manual_seed(seed)
+        head = CosineHead(width, classes, generator=generator, scale=scale)
+        seed_dropout(plastic, generator)
+        return SplitNetwork(frozen, plastic, head)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the parameters."""
+        return next((parameter.device for parameter in self.parameters()), torch.device("cpu"))
+
     def train(self, mode: bool = True) -> SplitNetwork:
-        """Set the mode of the plastic part, neck and head; the frozen part stays in eval mode."""
+        """Set the mode of plastic part, neck and head; the frozen part stays in eval mode."""
         super().train(mode)
         self.frozen.eval()
         return self
 
     def encode(self, x: Tensor, learn: bool = False) -> Tensor:
-        """Latents [N, ...] of inputs x [N, ...]; without gradients, unless the frozen part is to `learn`."""
+        """Return latents [N, …] of inputs x [N, …]; with gradients only if the frozen part is to `learn`."""
         with torch.set_grad_enabled(learn and torch.is_grad_enabled()), self.execution.autocast():
             latents: Tensor = self.frozen(x)
         return latents.float() if latents.is_floating_point() else latents
@@ -100,59 +160,49 @@ class SplitNetwork(nn.Module):
         with self.execution.autocast():
             embedding = self.plastic(latents)
             features = self.neck(embedding)
-        # The head's few products stay in float32, as the reference has it: cosines of 1280 numbers want the digits.
+        # The head stays in float32, as in the reference: cosines of 1280 numbers need the precision.
         return Outputs(embedding.float(), features.float(), self.head(features.float()))
 
     def execute(self, execution: Execution) -> SplitNetwork:
-        """Be executed like this from now on: device, precision, compiled or not; returns itself."""
+        """Set device, precision and compilation from now on; returns the network itself."""
         self.execution = execution
         execution.prepare(self)
         execution.compiled(self.plastic)
         return self
 
     def plastic_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """Names and parameters of all that learns, from the first layer to the last."""
+        """Return the names and values of all parameters that learn, from the first layer to the last."""
         return [named for named in self.named_parameters() if named[1].requires_grad]
 
-    @property
-    def veridical(self) -> bool:
-        """Whether raw inputs are rehearsed (`graspcl.model.network`), not latents."""
-        return False
-
     def share_plastic(self) -> float:
-        """Which share of all parameters learns, 0..1."""
+        """Return the share of all parameters that learns, 0..1."""
         plastic = sum(parameter.numel() for _, parameter in self.plastic_parameters())
         total = sum(parameter.numel() for parameter in self.parameters())
         return plastic / total if total else 0.0
 
 
 def veridical(network: SplitNetwork, unfreeze: bool = False) -> SplitNetwork:
-    """`network` in a form that is called with raw inputs: images pass the frozen part each time they are rehearsed.
+    """Return `network` in a form for veridical rehearsal: it is called with raw inputs and encodes them every time.
 
-    The layers are the same objects. With `unfreeze` the frozen part learns too. A buffer then stores images as they
-    came (codec `encoded`) or as tensors (`identity`).
+    Both forms share their layers. The buffer stores images as files (codec `encoded`) or tensors (codec `identity`).
 
-    >>> from graspcl.model import CosineHead
+    Args:
+        network: the network in its usual form.
+        unfreeze: train the frozen part as well.
+
     >>> head = CosineHead(4, classes=3, generator=torch.Generator().manual_seed(0))
     >>> raw = veridical(SplitNetwork(nn.Flatten(), nn.Linear(4, 4), head))
     >>> raw(raw.encode(torch.ones(2, 2, 2))).logits.shape, raw.veridical
     (torch.Size([2, 3]), True)
     """
-    return _Veridical(network, unfreeze)
-
-
-class _Veridical(SplitNetwork):
-    def __init__(self, network: SplitNetwork, unfreeze: bool) -> None:
-        super().__init__(nn.Identity(), _Whole(network.frozen, network.plastic, unfreeze), network.head, network.neck)
-        self.execution = network.execution
-
-    @property
-    def veridical(self) -> bool:
-        return True
+    # A module of its own, not a mode of the network: its parameters' names are part of saved states.
+    whole = SplitNetwork(nn.Identity(), _Whole(network.frozen, network.plastic, unfreeze), network.head, network.neck)
+    whole.execution, whole.veridical = network.execution, True
+    return whole
 
 
 class _Whole(nn.Module):
-    """The frozen part and then the plastic one."""
+    """The frozen part followed by the plastic part."""
 
     def __init__(self, frozen: nn.Module, plastic: nn.Module, unfreeze: bool) -> None:
         super().__init__()
@@ -171,9 +221,18 @@ class _Whole(nn.Module):
 
 
 def make_network(name: str, classes: int = 0, *, generator: torch.Generator, **options: Any) -> SplitNetwork:
-    """The network called `name`, or `timm:NAME` for one of timm's, with the options of its function.
+    """Create the network called `name`, or `timm:NAME` for one of timm's.
 
-    An unknown name or option raises an error that suggests the nearest valid one.
+    A function that draws from torch's global generator gets a seeded one, and the global state is restored.
+
+    Args:
+        name: a name of the registry `networks`.
+        classes: the number of rows of the head to start with.
+        generator: initialises the weights; a function may take just its seed, as `seed`.
+        options: parameters of the network's function.
+
+    Raises:
+        GraspError: for an unknown name or option; it suggests the nearest valid one.
 
     >>> net = make_network("vector", classes=3, dim=8, generator=torch.Generator().manual_seed(0))
     >>> net(torch.zeros(2, 8)).logits.shape
@@ -183,4 +242,8 @@ def make_network(name: str, classes: int = 0, *, generator: torch.Generator, **o
         ...
     graspcl.errors.GraspError: network 'small' has no parameter 'splt'; did you mean 'split'?
     """
-    return networks.create(name, classes=classes, generator=generator, **options)
+    seed = generator.initial_seed()
+    takes = parameter_names(networks.get(name))
+    given = {"classes": classes, "generator": generator, "seed": seed}
+    with global_seed(seed):
+        return networks.create(name, **{key: value for key, value in given.items() if key in takes}, **options)

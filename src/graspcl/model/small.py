@@ -1,117 +1,107 @@
-"""A small convolutional network for images, for work on a CPU."""
+"""Two small networks for work on a CPU: a convolutional one for images, and one for vectors."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from functools import partial
+from typing import Annotated
 
 import torch
 from torch import nn
 
-from graspcl.errors import GraspError
+from graspcl.checks import Count, Positive, Range, checked
 from graspcl.model.head import CosineHead
 from graspcl.model.layers import (
-    ChannelsLast,
-    GlobalAveragePool,
-    MakeConv,
-    MakeNorm,
+    Dropout,
+    Form,
     PaddedConv2d,
     SeededDropout,
     StandardizedConv2d,
     build,
-    conv_norm,
     imagenet_input,
+    split_body,
 )
 from graspcl.model.network import SplitNetwork, networks
+from graspcl.model.texts import static_inputs
 
 CHANNELS = (16, 32, 64, 128)
-STAGES = len(CHANNELS)
+
+_FROZEN = Form(PaddedConv2d, nn.BatchNorm2d, nn.GELU)
+_PLASTIC = Form(StandardizedConv2d, partial(nn.GroupNorm, 8), nn.GELU)
 
 
 @networks.register("small", reads="images")
+@checked
 def small_network(
-    pixels: int = 64,
+    pixels: Annotated[int, Range(8)] = 64,
     classes: int = 0,
-    split: int = 1,
+    split: Annotated[int, Range(0, len(CHANNELS) - 1)] = 1,
     *,
     generator: torch.Generator,
-    embedding: int = 128,
-    dropout: float = 0.0,
-    scale: float = 10.0,
+    embedding: Count = 128,
+    dropout: Dropout = 0.0,
+    scale: Positive = 10.0,
 ) -> SplitNetwork:
-    """Four stages of two 3x3 convolutions, 16 to 128 channels, frozen up to and including stage `split` (0..3).
+    """Create a network of four stages of two 3x3 convolutions, 16 to 128 channels, with random weights.
 
     As in the paper's networks, frozen stages use BatchNorm, plastic ones GroupNorm and weight-standardised
-    convolutions; GELU throughout; the embedding [N, embedding] is a linear layer's on the pooled features, before its
-    GELU. `encode` takes images [N, 3, H, W], uint8 or floats in 0..255, of about `pixels` a side: each stage halves it,
-    but the first one does not below 48 px. At 64 px and split 1 the latents are [N, 32, 16, 16]. `scale` is the head's;
-    10 suits sessions of a few hundred updates. All weights are random; `graspcl.pretrain`
-    trains them before a stream.
+    convolutions; GELU throughout. `encode` takes images [N, 3, H, W] in 0..255, uint8 or float. Each stage halves them,
+    but below 48 px the first one does not. At 64 px and split 1 the latents are [N, 32, 16, 16].
+
+    Args:
+        pixels: the approximate side of the images.
+        split: the last frozen stage, 0..3.
+        embedding: width of the embedding, a linear layer on the pooled features, before its GELU.
+        dropout: probability of dropout before the head.
 
     >>> net = small_network(classes=10, generator=torch.Generator().manual_seed(0))
     >>> latents = net.encode(torch.zeros(1, 3, 64, 64, dtype=torch.uint8))
     >>> latents.shape, net(latents).logits.shape
     (torch.Size([1, 32, 16, 16]), torch.Size([1, 10]))
     """
-    if not 0 <= split < STAGES:
-        raise GraspError(f"split must be a stage of the small network, 0..{STAGES - 1}, not {split}")
-    if pixels < 8 or embedding < 1:
-        raise GraspError(
-            f"the small network takes images of at least 8 px and embeds in at least 1 dimension, "
-            f"not {pixels} and {embedding}"
-        )
     body = build(lambda: _body(split, 1 if pixels < 48 else 2), generator)
     linear = build(lambda: nn.Linear(CHANNELS[-1], embedding), generator)
-    frozen = nn.Sequential(OrderedDict(input=imagenet_input()))
-    plastic = nn.Sequential(OrderedDict(channels_last=ChannelsLast()))
-    for index, (name, stage) in enumerate(body.named_children()):
-        (frozen if index <= split else plastic).add_module(name, stage)
-    plastic.add_module("pool", GlobalAveragePool())
-    plastic.add_module("embedding", linear)
+    frozen, plastic = split_body(body, split + 1, imagenet_input(), linear)
     neck = nn.Sequential(nn.GELU(), SeededDropout(dropout, generator))
     return SplitNetwork(frozen, plastic, CosineHead(embedding, classes, generator=generator, scale=scale), neck)
 
 
 def _body(split: int, first_stride: int) -> nn.Sequential:
-    """The stages 0..3, each in its frozen or plastic form."""
+    """Create the stages 0..3, each in its frozen or plastic form."""
     stages: OrderedDict[str, nn.Module] = OrderedDict()
     channels = 3
     for index, out in enumerate(CHANNELS):
-        conv: MakeConv = PaddedConv2d if index <= split else StandardizedConv2d
-        norm: MakeNorm = nn.BatchNorm2d if index <= split else partial(nn.GroupNorm, 8)
-        stages[f"stage{index}"] = nn.Sequential(
-            OrderedDict(
-                reduce=conv_norm(
-                    conv(channels, out, kernel=3, stride=2 if index else first_stride), norm(out), nn.GELU()
-                ),
-                refine=conv_norm(conv(out, out, kernel=3), norm(out), nn.GELU()),
-            )
-        )
+        form = _FROZEN if index <= split else _PLASTIC
+        reduce = form.conv_norm(channels, out, kernel=3, stride=2 if index else first_stride)
+        stages[f"stage{index}"] = nn.Sequential(OrderedDict(reduce=reduce, refine=form.conv_norm(out, out, kernel=3)))
         channels = out
     return nn.Sequential(stages)
 
 
-@networks.register("vector", reads="vectors")
+@networks.register("vector", reads="vectors", prepare=static_inputs)
+@checked
 def vector_network(
-    dim: int,
-    hidden: int = 512,
-    embedding: int = 256,
+    dim: Count,
+    hidden: Count = 512,
+    embedding: Count = 256,
     classes: int = 0,
-    dropout: float = 0.0,
+    dropout: Dropout = 0.0,
     *,
     generator: torch.Generator,
-    scale: float = 1.0,
+    scale: Positive = 1.0,
 ) -> SplitNetwork:
-    """Linear, GELU, Linear on vectors [N, dim]; nothing is frozen and the latents are the inputs.
+    """Create a network of two linear layers for vectors [N, dim]; nothing is frozen, so latents are the inputs.
 
-    The embedding [N, embedding] is taken before its GELU, as in the paper's networks. `scale` is the head's.
+    Args:
+        dim: width of the input.
+        hidden: width of the hidden layer, which is followed by a GELU.
+        embedding: width of the embedding, before its GELU.
+        dropout: probability of dropout before the head.
 
     >>> net = vector_network(256, classes=66, generator=torch.Generator().manual_seed(0))
     >>> [tuple(part.shape) for part in net(net.encode(torch.zeros(2, 256)))]
     [(2, 256), (2, 256), (2, 66)]
     """
-    if min(dim, hidden, embedding) < 1:
-        raise GraspError(f"dim, hidden and embedding must be at least 1, not {dim}, {hidden} and {embedding}")
     plastic = build(
         lambda: nn.Sequential(
             OrderedDict(hidden=nn.Linear(dim, hidden), act=nn.GELU(), embedding=nn.Linear(hidden, embedding))

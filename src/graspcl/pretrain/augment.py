@@ -1,4 +1,4 @@
-"""Random views of images: crops, flips, colours, blur; drawn for each image, computed for the whole batch."""
+"""Random views of images: crops, flips, colours and blur, drawn per image and computed for the whole batch."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import math
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-Floats = NDArray[np.float64]
+from graspcl.checks import Array
 
 _TRIES = 10
 _LUMA = (0.299, 0.587, 0.114)
-# RGB to brightness and two axes of colour (YIQ): turning those two changes the hue alone.
+# RGB to brightness and two axes of colour (YIQ): rotating those two changes only the hue.
 _YIQ = ((0.299, 0.587, 0.114), (0.5959, -0.2746, -0.3213), (0.2115, -0.5227, 0.3112))
 
 
@@ -26,10 +25,15 @@ def random_views(
     ratio: tuple[float, float] = (3 / 4, 4 / 3),
     flip: float = 0.5,
 ) -> Tensor:
-    """A random crop of each image, resized to `size` and mirrored with probability `flip`.
+    """Return a random crop of each image, resized and possibly mirrored: float [n, 3, size, size] in 0..255.
 
-    images [n, 3, H, W], uint8 or floats in 0..255 -> float [n, 3, size, size] in 0..255. A crop has a share of the area
-    uniform in `scale` and a ratio of width to height log-uniform in `ratio`; its place is uniform.
+    Args:
+        images: [n, 3, H, W] in 0..255, uint8 or float.
+        size: side of the result, in pixels.
+        rng: draws everything.
+        scale: range of a crop's share of the area, uniform.
+        ratio: range of its ratio of width to height, log-uniform.
+        flip: probability of mirroring.
 
     >>> images = torch.zeros(4, 3, 32, 32, dtype=torch.uint8)
     >>> views = random_views(images, 16, np.random.default_rng(0))
@@ -38,7 +42,7 @@ def random_views(
     """
     number, _, height, width = images.shape
     w, h = _crop_sizes(number, width / height, rng, scale, ratio)
-    # Where a crop's centre may lie, in -1..1 across the image; the flip turns the sign of the width.
+    # A crop's centre, in -1..1 across the image; a negative width mirrors it.
     x, y = (1 - w) * rng.uniform(-1, 1, number), (1 - h) * rng.uniform(-1, 1, number)
     w = np.where(rng.random(number) < flip, -w, w)
     zero = np.zeros(number)
@@ -54,10 +58,14 @@ def random_colours(
     jitter: float = 0.8,
     grey: float = 0.2,
 ) -> Tensor:
-    """Each image, with probability `jitter`, in other brightness, contrast, saturation and hue; or grey, by `grey`.
+    """Change brightness, contrast, saturation and hue of images at random (SimCLR's and SwAV's distortion).
 
-    images, float [n, 3, H, W] in 0..255 -> same. Factors lie in 1 ± 0.8·strength, the hue turns by up to
-    ± 0.2·strength of the circle (SimCLR's and SwAV's distortion).
+    Args:
+        images: float [n, 3, H, W] in 0..255; the result is alike.
+        rng: draws everything.
+        strength: factors lie in 1 ± 0.8·strength, and the hue turns by up to ± 0.2·strength of the circle.
+        jitter: probability that an image changes.
+        grey: probability that an image becomes grey.
 
     >>> images = torch.full((2, 3, 4, 4), 100.0)
     >>> random_colours(images, np.random.default_rng(0), grey=0.0).std((2, 3)).max().item() < 1e-3
@@ -77,16 +85,14 @@ def random_colours(
     turn[:, 1, 1], turn[:, 1, 2], turn[:, 2, 1], turn[:, 2, 2] = cos, -sin, sin, cos
     factor = torch.from_numpy(brightness * contrast)[:, None, None]
     mix = (factor * (torch.linalg.inv(yiq) @ turn @ yiq)).to(images)
-    # Contrast is about the mean brightness of the image.
+    # Contrast is relative to the mean brightness of the image.
     mean = torch.einsum("nchw,c->n", images, images.new_tensor(_LUMA)) / images[0, 0].numel()
     offset = torch.from_numpy(brightness * (1 - contrast)).to(images) * mean
     return (torch.einsum("nchw,ndc->ndhw", images, mix) + offset[:, None, None, None]).clamp(0, 255)
 
 
 def random_blur(images: Tensor, rng: np.random.Generator, probability: float = 0.5) -> Tensor:
-    """Each image, with this probability, blurred by a Gaussian of σ uniform in 0.1..2 pixels of 224 (SwAV).
-
-    images, float [n, 3, H, W] -> same.
+    """Blur each image, float [n, 3, H, W], with this probability, by a Gaussian of σ in 0.1..2 pixels of 224 (SwAV).
 
     >>> images = torch.eye(64).expand(8, 3, 64, 64)
     >>> bool(random_blur(images, np.random.default_rng(0), 1.0).std() < images.std())
@@ -97,11 +103,11 @@ def random_blur(images: Tensor, rng: np.random.Generator, probability: float = 0
     if not number:
         return images
     scale = min(height, width) / 224
-    reach = max(1, math.ceil(2 * 2.0 * scale))  # two of the largest σ
+    reach = max(1, math.ceil(2 * 2.0 * scale))  # two times the largest σ
     sigma = torch.from_numpy(rng.uniform(0.1, 2.0, number) * scale).to(images)
     steps = torch.arange(-reach, reach + 1).to(images)
     kernel = F.normalize(torch.exp(-0.5 * (steps / sigma[:, None]) ** 2), p=1.0, dim=1).repeat_interleave(3, 0)
-    # Every image as three channels of one, so that each has a kernel of its own; first down, then across.
+    # All images as channels of one, so that each has its own kernel; first vertically, then horizontally.
     at = torch.from_numpy(chosen).to(images.device)
     stacked = F.pad(images[at], (reach,) * 4, mode="replicate").reshape(1, 3 * number, height + 2 * reach, -1)
     stacked = F.conv2d(stacked, kernel[:, None, :, None], groups=3 * number)
@@ -111,8 +117,8 @@ def random_blur(images: Tensor, rng: np.random.Generator, probability: float = 0
 
 def _crop_sizes(
     number: int, aspect: float, rng: np.random.Generator, scale: tuple[float, float], ratio: tuple[float, float]
-) -> tuple[Floats, Floats]:
-    """Widths and heights [number] as shares of the image's: the first of ten draws that fits, else as much as fits."""
+) -> tuple[Array, Array]:
+    """Draw widths and heights [number] as shares of the image's: the first of ten draws that fits, else clipped."""
     area = rng.uniform(*scale, (_TRIES, number))
     shape = np.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1]), (_TRIES, number)))
     w, h = np.sqrt(area * shape / aspect), np.sqrt(area / shape * aspect)

@@ -1,34 +1,39 @@
-"""Base initialisation without labels: SwAV (Caron et al. 2020), which predicts the cluster of one view from another."""
+"""Pretraining without labels: SwAV (Caron et al. 2020), which predicts the cluster of one view from another."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from graspcl.checks import Count, Natural, NonNegative, Positive, Range, Share, checked
 from graspcl.errors import GraspError
-from graspcl.model import SplitNetwork, build
+from graspcl.model import build
 from graspcl.pretrain.augment import random_blur, random_colours, random_views
-from graspcl.pretrain.trainer import Epoch, Int64s, Read, Settings, Trainer
+from graspcl.pretrain.trainer import Int64s, Settings, Trainer, trainers
 
 
 @torch.no_grad()
 def sinkhorn(scores: Tensor, epsilon: float = 0.05, iterations: int = 3) -> Tensor:
-    """Soft assignments Q [B, K] of B samples to K prototypes, all used equally; scores [B, K] are cosines.
+    """Return soft assignments Q [B, K] of B samples to K prototypes, all used equally.
 
-    Q/B is, after enough iterations, the matrix of rows 1/B and columns 1/K with the largest Tr(Qᵀ scores) + ε·H(Q): the
-    paper's equations 3 to 5, with Q = Diag(u) exp(scores/ε) Diag(v). Each row of Q sums to 1 after any number of
-    iterations. Computed on logarithms, so that a small ε cannot underflow.
+    After enough iterations Q/B has rows 1/B, columns 1/K and the largest Tr(Qᵀ scores) + ε·H(Q): the paper's equations
+    3 to 5, with Q = Diag(u) exp(scores/ε) Diag(v). Each row of Q sums to 1 after any number of iterations. Computed
+    on logarithms, so that a small ε cannot underflow.
 
-    >>> sinkhorn(torch.tensor([[1.0, 0.0], [1.0, 0.0]])).tolist()  # alike, so shared between both
+    Args:
+        scores: cosines [B, K].
+        epsilon: ε; larger values spread the assignments.
+        iterations: of the Sinkhorn-Knopp algorithm.
+
+    >>> sinkhorn(torch.tensor([[1.0, 0.0], [1.0, 0.0]])).tolist()  # the same, so shared between both
     [[0.5, 0.5], [0.5, 0.5]]
     """
     log_q = scores / epsilon
@@ -39,9 +44,9 @@ def sinkhorn(scores: Tensor, epsilon: float = 0.05, iterations: int = 3) -> Tens
 
 
 def swapped_loss(scores: Sequence[Tensor], codes: Sequence[Tensor], temperature: float = 0.1) -> Tensor:
-    """The mean over views t and codes s ≠ t of -Σ_k q_s[k] log softmax(scores_t / temperature)[k] (equations 1 and 2).
+    """Return the mean over views t and codes s ≠ t of -Σ_k q_s[k] log softmax(scores_t / temperature)[k].
 
-    `scores` [B, K] of each view, the views with codes first; `codes` [B, K] of those.
+    These are the paper's equations 1 and 2. `scores` are [B, K] for each view, those with codes first; `codes` [B, K].
 
     >>> even = torch.full((3, 4), 0.25)
     >>> round(swapped_loss([torch.zeros(3, 4)] * 3, [even, even]).item(), 4) == round(math.log(4), 4)
@@ -52,50 +57,59 @@ def swapped_loss(scores: Sequence[Tensor], codes: Sequence[Tensor], temperature:
     return torch.stack(terms).mean()
 
 
+@checked
 @dataclass(frozen=True)
 class SwavSettings(Settings):
-    """Two large views (`large` share of the area, at the images' size) and `small_views` small ones.
+    """Settings of SwAV. If the loss stays at log(prototypes), train longer, or lower `epsilon` or `colours`.
 
-    `small_pixels` None is 96/224 of the images' size. The rate rises over `warmup` epochs and falls to `final_lr` as a
-    cosine. With `queue` > 0, that many earlier projections of each large view join the assignment from epoch
-    `queue_from` on, for batches that are small beside the number of prototypes. The paper has 3000 prototypes for 1000
-    classes. A loss that stays at log(prototypes) predicts nothing: train longer, or lower `epsilon` or `colours`.
+    Args:
+        epochs, batch_size, lr, momentum, weight_decay, part: see `Settings`.
+        final_lr: the rate at the end; it falls like a cosine.
+        warmup: epochs over which the rate rises first.
+        prototypes: their number. The paper has 3000 for 1000 classes.
+        projection, hidden: widths of the projection head.
+        epsilon, iterations: of `sinkhorn`.
+        temperature: of `swapped_loss`.
+        frozen_prototypes: epochs before prototypes learn.
+        queue: how many earlier projections of each large view join the assignment, for batches that are small compared
+            with the number of prototypes.
+        queue_from: the epoch from which on they do.
+        small_views: the number of small views, in addition to two large ones at the images' size.
+        small_pixels: their size; by default 96/224 of the images'.
+        large, small: least and largest share of the area that a view covers.
+        colours: strength of random colours.
+        blur: probability of blur.
     """
 
-    epochs: int = 200
-    batch_size: int = 128
-    lr: float = 0.2
-    weight_decay: float = 1e-6
-    final_lr: float = 1e-4
-    warmup: int = 0
-    prototypes: int = 500
-    projection: int = 128
-    hidden: int = 512
-    epsilon: float = 0.05
-    iterations: int = 3
-    temperature: float = 0.1
-    frozen_prototypes: int = 1
-    queue: int = 0
-    queue_from: int = 15
-    small_views: int = 4
-    small_pixels: int | None = None
+    epochs: Count = 200
+    batch_size: Annotated[int, Range(2)] = 128
+    lr: Positive = 0.2
+    weight_decay: NonNegative = 1e-6
+    final_lr: NonNegative = 1e-4
+    warmup: Natural = 0
+    prototypes: Annotated[int, Range(2)] = 500
+    projection: Count = 128
+    hidden: Count = 512
+    epsilon: Positive = 0.05
+    iterations: Count = 3
+    temperature: Positive = 0.1
+    frozen_prototypes: Natural = 1
+    queue: Natural = 0
+    queue_from: Natural = 15
+    small_views: Natural = 4
+    small_pixels: Count | None = None
     large: tuple[float, float] = (0.14, 1.0)
     small: tuple[float, float] = (0.05, 0.14)
-    colours: float = 1.0
-    blur: float = 0.5
+    colours: NonNegative = 1.0
+    blur: Share = 0.5
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.prototypes < 2 or self.projection < 1 or self.hidden < 1:
-            raise GraspError(f"SwAV needs at least 2 prototypes and positive sizes, not {self.prototypes} prototypes")
-        if not (self.epsilon > 0 and self.temperature > 0 and self.iterations > 0):
-            raise GraspError("SwAV's epsilon, temperature and iterations must be above 0")
-        if self.small_views < 0 or self.queue < 0 or not 0 <= self.warmup < self.epochs:
-            raise GraspError("small_views and queue must not be negative, and warmup must be shorter than epochs")
+        if self.warmup >= self.epochs:
+            raise GraspError(f"warmup must be shorter than the {self.epochs} epochs, got {self.warmup}")
 
 
 class SwavHead(nn.Module):
-    """Embeddings [N, features] to unit vectors z [N, projection] and their cosines with the prototypes [N, K].
+    """Map embeddings [N, features] to unit vectors z [N, projection] and their cosines with the prototypes [N, K].
 
     >>> head = SwavHead(8, SwavSettings(prototypes=5, projection=4), torch.Generator().manual_seed(0))
     >>> z, scores = head(torch.eye(8)[:6])
@@ -119,38 +133,34 @@ class SwavHead(nn.Module):
         return z, self.scores(z)
 
     def scores(self, z: Tensor) -> Tensor:
-        """Cosines [N, K] of unit vectors z [N, projection] with the prototypes."""
+        """Return the cosines [N, K] of unit vectors z [N, projection] with the prototypes."""
         return F.linear(z, self.prototypes)
 
     def normalise(self) -> None:
-        """Bring the prototypes back to length 1."""
+        """Scale the prototypes to length 1."""
         with torch.no_grad():
             self.prototypes.copy_(F.normalize(self.prototypes, dim=1))
 
 
+@trainers.register("swav")
 class SwavTrainer(Trainer[SwavSettings]):
-    """Trains the frozen and the plastic part by swapped prediction; the network's own head is not touched."""
+    """Train the frozen and the plastic part by swapped prediction; the network's own head stays as it is.
 
-    def __init__(
-        self,
-        network: SplitNetwork,
-        read: Read,
-        indices: ArrayLike,
-        settings: SwavSettings | None = None,
-        rng: np.random.Generator | int = 0,
-    ) -> None:
-        super().__init__(network, read, indices, settings or SwavSettings(), rng)
-        s = self.settings
+    There are no labels, so `rows` are ignored.
+    """
+
+    settings_class = SwavSettings
+
+    def setup(self, rows: ArrayLike | None) -> None:
+        s, network = self.settings, self.network
         generator = torch.Generator().manual_seed(int(self.rng.integers(2**63)))
         network.eval()
-        with torch.no_grad():  # a neck may change the width: one example shows that of the embedding
-            example = network(network.encode(read(self.indices[:1]).float().to(self.device)))
+        with torch.no_grad():  # one example shows the width of the embedding
+            example = network(network.encode(self.read(self.indices[:1]).float().to(self.device)))
         self.head = SwavHead(example.embedding.shape[1], s, generator).to(self.device)
-        body = network.parameters() if s.part == "all" else (p for _, p in network.plastic_parameters())
         own = {id(p) for p in network.head.parameters()}
-        learned = [p for p in (*body, *self.head.parameters()) if id(p) not in own]
-        self.optimizer = torch.optim.SGD(learned, lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay)
-        # Earlier projections of the two large views, newest first; rows of zeros are not filled yet.
+        self.optimizer = self.sgd(p for p in (*self.parameters(), *self.head.parameters()) if id(p) not in own)
+        # Earlier projections of the two large views, newest first; zeros where there are none yet.
         self.queue = torch.zeros(2, s.queue, s.projection, device=self.device)
 
     def rate(self, epoch: float) -> float:
@@ -160,7 +170,7 @@ class SwavTrainer(Trainer[SwavSettings]):
         progress = (epoch - s.warmup) / (s.epochs - s.warmup)
         return s.final_lr + (s.lr - s.final_lr) * (1 + math.cos(math.pi * progress)) / 2
 
-    def step(self, images: Tensor, rows: Int64s) -> tuple[Tensor, Tensor]:
+    def step(self, images: Tensor, positions: Int64s) -> tuple[Tensor, Tensor]:
         s, pixels = self.settings, images.shape[-1]
         z, scores = self._views(images, 2, pixels, s.large)
         codes = [self._codes(view, z[view], scores[view]) for view in range(2)]
@@ -182,7 +192,7 @@ class SwavTrainer(Trainer[SwavSettings]):
     def _views(
         self, images: Tensor, number: int, pixels: int, scale: tuple[float, float]
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Projections and scores of `number` random views of each image, in one pass through the network."""
+        """Return projections and scores of `number` random views of each image, from one forward pass."""
         x = random_views(images.repeat(number, 1, 1, 1), pixels, self.rng, scale)
         x = random_blur(random_colours(x, self.rng, self.settings.colours), self.rng, self.settings.blur)
         latents = self.network.encode(x, learn=self.settings.part == "all")
@@ -190,7 +200,7 @@ class SwavTrainer(Trainer[SwavSettings]):
         return list(z.chunk(number)), list(scores.chunk(number))
 
     def _codes(self, view: int, z: Tensor, scores: Tensor) -> Tensor:
-        """The assignment of a large view, helped by the queue, which takes in the view afterwards."""
+        """Return the assignment of a large view, with the help of the queue, and add the view to the queue."""
         s, queue = self.settings, self.queue[view]
         with torch.no_grad():
             full = s.queue > 0 and len(self.log) >= s.queue_from and bool(queue[-1].any())
@@ -206,24 +216,3 @@ class SwavTrainer(Trainer[SwavSettings]):
         super().load_state_dict(state)
         self.head.load_state_dict(state["head"])
         self.queue = torch.as_tensor(state["queue"]).to(self.device).clone()
-
-
-def train_swav(
-    network: SplitNetwork,
-    read: Read,
-    indices: ArrayLike,
-    settings: SwavSettings | None = None,
-    rng: np.random.Generator | int = 0,
-    on_epoch: Callable[[Trainer[SwavSettings]], None] | None = None,
-) -> list[Epoch]:
-    """Train all of `network` but its head on images without labels and return the log; afterwards it is frozen again.
-
-    >>> from graspcl.model import CosineHead
-    >>> head = CosineHead(12, generator=torch.Generator().manual_seed(0))
-    >>> net = SplitNetwork(nn.AdaptiveAvgPool2d(2), nn.Flatten(), head)
-    >>> images = torch.arange(256, dtype=torch.uint8).reshape(16, 1, 4, 4).repeat(1, 3, 4, 4)
-    >>> log = train_swav(net, lambda indices: images[indices], range(16), SwavSettings(epochs=1, prototypes=8))
-    >>> log[0].prototypes <= 8
-    True
-    """
-    return SwavTrainer(network, read, indices, settings, rng).run(on_epoch)

@@ -1,4 +1,8 @@
-"""What every base initialisation by training shares: epochs over the base classes, and a state to go on from."""
+"""Pretraining: what happens to a network before the stream, and how it is resumed and stored.
+
+`pretrain` trains a network by one of the registered methods (`trainers`), from its checkpoint if there is one.
+`pretrain_once` also stores the result, so that the same training is done only once.
+"""
 
 from __future__ import annotations
 
@@ -11,48 +15,184 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Any, Generic, Literal, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from graspcl.checks import Count, NonNegative, Positive, Range, checked
 from graspcl.errors import GraspError
 from graspcl.model import SplitNetwork
+from graspcl.pretrain.weights import STATES, load_weights, read_header, save_weights
+from graspcl.progress import Progress, Silent
 from graspcl.random import restore_rng, rng_state
+from graspcl.registry import Registry
+from graspcl.state import drop_unfinished, load_state, save_state
 
 Int64s = NDArray[np.int64]
 Read = Callable[[Int64s], Tensor]
-"""Images of samples: indices [n] -> uint8 [n, 3, H, W]."""
+"""Reads images: indices [n] -> uint8 [n, 3, H, W]."""
 Part = Literal["all", "plastic"]
 
+_GIVEN = ("network", "read", "indices", "rows", "settings", "rng")
+trainers: Registry[Trainer[Any]] = Registry("pretraining", "graspcl.pretrain", given=_GIVEN)
+"""Methods of pretraining by name."""
 
+
+def pretrain(
+    network: SplitNetwork,
+    method: str,
+    read: Read,
+    indices: ArrayLike,
+    rows: ArrayLike | None = None,
+    settings: Settings | None = None,
+    rng: np.random.Generator | int = 0,
+    *,
+    checkpoint: Path | None = None,
+    restart: bool = False,
+    progress: Progress | None = None,
+) -> list[Epoch]:
+    """Train `network` before a stream and return the log of its epochs.
+
+    Afterwards the network is frozen as before and in eval mode. A resumed training ends with the same weights.
+
+    Args:
+        network: the network to train.
+        method: "supervised", "swav" or another name of `trainers`.
+        read: returns images, uint8 [n, 3, H, W], for indices [n].
+        indices: the samples to train on [n].
+        rows: the head's row of each sample [n], for methods with labels. The head grows to them.
+        settings: `SupervisedSettings` or `SwavSettings`; by default the method's.
+        rng: a generator or a seed; nothing else is random.
+        checkpoint: file to resume from if it exists, and to write after each epoch. It stays until you delete it.
+        restart: start again if the checkpoint is damaged or belongs to another training; by default an error.
+        progress: shows the progress; by default nothing does.
+
+    >>> from graspcl.model import CosineHead
+    >>> from graspcl.pretrain import SupervisedSettings
+    >>> head = CosineHead(12, generator=torch.Generator().manual_seed(0), scale=10.0)
+    >>> net = SplitNetwork(torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten(), head)
+    >>> black, white = torch.zeros(20, 3, 8, 8, dtype=torch.uint8), torch.full((20, 3, 8, 8), 255, dtype=torch.uint8)
+    >>> images, rows = torch.cat([black, white]), [0] * 20 + [1] * 20
+    >>> settings = SupervisedSettings(epochs=20, batch_size=8, mix=0.0)
+    >>> log = pretrain(net, "supervised", lambda indices: images[indices], range(40), rows, settings)
+    >>> log[-1].accuracy
+    1.0
+    """
+    progress = progress or Silent()
+    trainer = make_trainer(network, method, read, indices, rows, settings, rng)
+    epochs = trainer.settings.epochs
+    if checkpoint is not None and checkpoint.exists():
+        try:
+            state = load_state(checkpoint)
+            trainer.load_state_dict(state.get("trainer", state))  # where earlier versions stored it
+            progress.note(f"pretraining resumes after epoch {len(trainer.log)} of {epochs}")
+        except GraspError as error:
+            if not restart:
+                raise
+            progress.note(f"{error}; pretraining starts again")
+
+    def save(trainer: Trainer[Any]) -> None:
+        if checkpoint is None:
+            return
+        try:
+            save_state(checkpoint, trainer.state_dict())
+        except GraspError as error:
+            progress.note(f"{error}; if the training is stopped, this work is repeated")
+
+    left = (epochs - len(trainer.log)) * len(trainer.indices)
+    with progress.task(f"pretraining ({method}, {epochs} epochs)", left) as advance:
+        return trainer.run(save, advance)
+
+
+def pretrain_once(
+    network: SplitNetwork,
+    folder: Path,
+    method: str,
+    read: Read,
+    indices: ArrayLike,
+    rows: ArrayLike | None = None,
+    settings: Settings | None = None,
+    rng: np.random.Generator | int = 0,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Load the network pretrained in `folder`, or pretrain it there; the network ends up the same in both cases.
+
+    The folder must belong to this training alone, and no other process may use it meanwhile. The other parameters are
+    those of `pretrain`.
+
+    Returns:
+        The method, and the log of its epochs.
+    """
+    progress = progress or Silent()
+    file, checkpoint = folder / "network.safetensors", folder / "training.safetensors"
+    if file.exists():
+        try:
+            log = dict(read_header(file)["settings"])
+            load_weights(network, file)
+            progress.note(f"pretraining: read from the cache ({file})")
+            return log
+        except GraspError as error:
+            progress.note(f"{error}; pretraining is repeated")
+    drop_unfinished(folder)
+    # The file contains weights alone, so the states of generators are kept as they were.
+    states = {name: value.clone() for name, value in network.state_dict().items() if name.endswith(STATES)}
+    epochs = pretrain(
+        network, method, read, indices, rows, settings, rng, checkpoint=checkpoint, restart=True, progress=progress
+    )
+    log = {"method": method, "epochs": [vars(epoch) for epoch in epochs]}
+    try:
+        save_weights(network, file, settings=log)
+        checkpoint.unlink(missing_ok=True)  # not earlier: until now, the training could resume from it
+    except (GraspError, OSError) as error:
+        progress.note(f"the pretrained network could not be stored ({error}); the run continues")
+    network.load_state_dict(states, strict=False)
+    return log
+
+
+def make_trainer(
+    network: SplitNetwork,
+    method: str,
+    read: Read,
+    indices: ArrayLike,
+    rows: ArrayLike | None = None,
+    settings: Settings | None = None,
+    rng: np.random.Generator | int = 0,
+) -> Trainer[Any]:
+    """Create the trainer of a method; the parameters are those of `pretrain`."""
+    expected = trainers.get(method).settings_class
+    if settings is not None and not isinstance(settings, expected):
+        raise GraspError(f"{method!r} takes {expected.__name__}, got {type(settings).__name__}")
+    return trainers.create(method, network, read, indices, rows, settings or expected(), rng)
+
+
+@checked
 @dataclass(frozen=True)
 class Settings:
-    """What all kinds of training have; `part` is what learns: all, or only what stays plastic."""
+    """Settings of every method.
 
-    epochs: int = 50
-    batch_size: int = 256
-    lr: float = 0.2
-    momentum: float = 0.9
-    weight_decay: float = 1e-5
+    Args:
+        epochs: passes over the samples.
+        batch_size: images per update.
+        lr: learning rate.
+        momentum, weight_decay: of SGD.
+        part: what learns, "all" or "plastic".
+    """
+
+    epochs: Count = 50
+    batch_size: Annotated[int, Range(2)] = 256
+    lr: Positive = 0.2
+    momentum: Annotated[float, Range(0, 1, below=True)] = 0.9
+    weight_decay: NonNegative = 1e-5
     part: Part = "all"
-
-    def __post_init__(self) -> None:
-        if self.epochs < 1 or self.batch_size < 2:
-            raise GraspError(
-                f"epochs must be at least 1 and batch_size at least 2, not {self.epochs} and {self.batch_size}"
-            )
-        if not self.lr > 0:
-            raise GraspError(f"lr must be above 0, not {self.lr}")
-        if self.part not in ("all", "plastic"):
-            raise GraspError(f"part must be 'all' or 'plastic', not {self.part!r}")
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """One epoch's mean loss; `accuracy` on the (mixed) training images, or how many `prototypes` were used."""
+    """The log of one epoch: mean loss, and `accuracy` on (mixed) training images or the number of `prototypes` used."""
 
     loss: float
     lr: float
@@ -65,30 +205,62 @@ S = TypeVar("S", bound=Settings)
 
 
 class Trainer(ABC, Generic[S]):
-    """Trains `network` on the samples at `indices`, whose images `read` gives, one epoch after the other.
+    """Base class of all methods: trains a network one epoch after the other.
 
-    `run` goes to the end; between epochs the network's frozen part is frozen and all of it is in eval mode, and
-    `state_dict` holds all that is needed to go on exactly: load it into a trainer made in the same way. `rng` is a
-    generator or a seed; no other randomness enters. `log` has one `Epoch` for each that is done.
+    Between epochs the frozen part is frozen and the network is in eval mode. `state_dict` contains all that is needed
+    to resume exactly, in a trainer created in the same way. `log` has one `Epoch` for each finished one. The parameters
+    are those of `pretrain`.
     """
 
+    settings_class: ClassVar[type[Settings]] = Settings
+    optimizer: torch.optim.Optimizer
+
     def __init__(
-        self, network: SplitNetwork, read: Read, indices: ArrayLike, settings: S, rng: np.random.Generator | int
+        self,
+        network: SplitNetwork,
+        read: Read,
+        indices: ArrayLike,
+        rows: ArrayLike | None,
+        settings: S,
+        rng: np.random.Generator | int = 0,
     ) -> None:
         self.network, self.read, self.settings = network, read, settings
         self.indices = np.asarray(indices, dtype=np.int64)
         if self.indices.ndim != 1 or len(self.indices) < 2:
-            raise GraspError(f"base training needs one row of at least 2 samples, not shape {self.indices.shape}")
+            raise GraspError(f"pretraining needs a list of at least 2 samples, got shape {self.indices.shape}")
         self.rng = np.random.default_rng(rng)
         self.log: list[Epoch] = []
-        self.device = next(network.parameters()).device
+        self.device = network.device
         self.scaler = network.execution.scaler()
+        self.setup(rows)
 
-    optimizer: torch.optim.Optimizer
+    @abstractmethod
+    def setup(self, rows: ArrayLike | None) -> None:
+        """Create the optimiser, and whatever else the method needs."""
+
+    @abstractmethod
+    def step(self, images: Tensor, positions: Int64s) -> tuple[Tensor, Tensor]:
+        """Return the loss of a batch, and counts that `summary` gets.
+
+        The batch is images [n, 3, H, W] of `indices[positions]`.
+        """
+
+    @abstractmethod
+    def summary(self, counts: Tensor) -> dict[str, Any]:
+        """Return fields of an `Epoch`, from the summed counts of its batches."""
+
+    @abstractmethod
+    def rate(self, epoch: float) -> float:
+        """Return the learning rate after `epoch` epochs."""
+
+    def update(self) -> None:
+        """Apply the gradients."""
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
 
     @property
     def done(self) -> bool:
-        """Whether all epochs are done."""
+        """True when all epochs are finished."""
         return len(self.log) >= self.settings.epochs
 
     def run(
@@ -96,7 +268,7 @@ class Trainer(ABC, Generic[S]):
         on_epoch: Callable[[Trainer[S]], None] | None = None,
         on_batch: Callable[[int], None] | None = None,
     ) -> list[Epoch]:
-        """Train to the last epoch. `on_epoch` is given this trainer, `on_batch` the number of samples just seen."""
+        """Train to the last epoch. `on_epoch` gets this trainer, `on_batch` the number of samples of a batch."""
         while not self.done:
             with learning(self.network, self.settings.part):
                 self.log.append(self._epoch(on_batch or (lambda number: None)))
@@ -105,31 +277,31 @@ class Trainer(ABC, Generic[S]):
         return self.log
 
     def _epoch(self, on_batch: Callable[[int], None]) -> Epoch:
-        begin, number = time.perf_counter(), len(self.indices)
-        # No batch of one, of which BatchNorm has no variance: so one may have a sample more than batch_size.
+        start, number = time.perf_counter(), len(self.indices)
+        # BatchNorm has no variance over one sample, so a batch may have one sample more than batch_size.
         parts = max(1, min(math.ceil(number / self.settings.batch_size), number // 2))
         batches = np.array_split(self.rng.permutation(number), parts)
         losses: list[Tensor] = []
         counts: list[Tensor] = []
-        for step, (rows, images) in enumerate(self._images(batches)):
+        for step, (positions, images) in enumerate(self._images(batches)):
             for group in self.optimizer.param_groups:
                 group["lr"] = self.rate(len(self.log) + step / len(batches))
-            loss, count = self.step(images.to(self.device), rows)
+            loss, count = self.step(images.to(self.device), positions)
             self.optimizer.zero_grad(set_to_none=True)
             self.scaler.scale(loss).backward()
             self.update()
-            losses.append(loss.detach() * len(rows))
+            losses.append(loss.detach() * len(positions))
             counts.append(count)
-            on_batch(len(rows))
+            on_batch(len(positions))
         mean = float(torch.stack(losses).sum()) / number
         if not math.isfinite(mean):
             epoch, lr = len(self.log) + 1, self.settings.lr
             raise GraspError(f"the loss became {mean} in epoch {epoch}; lower the learning rate ({lr})")
         lr = float(self.optimizer.param_groups[0]["lr"])
-        return Epoch(mean, lr, time.perf_counter() - begin, **self.summary(torch.stack(counts).sum(0)))
+        return Epoch(mean, lr, time.perf_counter() - start, **self.summary(torch.stack(counts).sum(0)))
 
     def _images(self, batches: list[Int64s]) -> Iterator[tuple[Int64s, Tensor]]:
-        """Each batch with its images; the next ones are read while a batch is learned."""
+        """Yield each batch with its images; the next images are read while a batch trains."""
         with ThreadPoolExecutor(1) as pool:
             ahead = pool.submit(self.read, self.indices[batches[0]])
             for batch, after in zip(batches, [*batches[1:], None], strict=True):
@@ -138,29 +310,23 @@ class Trainer(ABC, Generic[S]):
                     ahead = pool.submit(self.read, self.indices[after])
                 yield batch, images
 
-    @abstractmethod
-    def step(self, images: Tensor, rows: Int64s) -> tuple[Tensor, Tensor]:
-        """The loss of a batch, images [n, 3, H, W] at positions `rows` [n] of `indices`, and what is counted in it."""
+    def sgd(self, parameters: Iterator[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        """Create the optimiser of `parameters`."""
+        s = self.settings
+        return torch.optim.SGD(parameters, lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay)
 
-    @abstractmethod
-    def summary(self, counts: Tensor) -> dict[str, Any]:
-        """What the counts of all batches together say about an epoch."""
-
-    @abstractmethod
-    def rate(self, epoch: float) -> float:
-        """The learning rate after so many epochs."""
-
-    def update(self) -> None:
-        """Follow the gradients."""
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
+    def parameters(self) -> Iterator[torch.nn.Parameter]:
+        """Yield the parameters that learn."""
+        if self.settings.part == "all":
+            return self.network.parameters()
+        return (parameter for _, parameter in self.network.plastic_parameters())
 
     def fingerprint(self) -> list[int]:
-        """Numbers that change with the samples."""
+        """Return numbers that identify the samples."""
         return [len(self.indices), zlib.crc32(self.indices.tobytes())]
 
     def state_dict(self) -> dict[str, Any]:
-        """All that changes in training, as of the last finished epoch; the schedule follows from the epoch."""
+        """Return all that changes in training, as of the last finished epoch."""
         return {
             "kind": type(self).__name__,
             "settings": asdict(self.settings),
@@ -173,14 +339,16 @@ class Trainer(ABC, Generic[S]):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` gave; settings and samples must be the same."""
-        own = {"kind": type(self).__name__, **plain(asdict(self.settings))}
-        saved = {"kind": state["kind"], **plain(state["settings"])}
+        """Resume from a state of `state_dict`; settings and samples must be the same."""
+        if not {"kind", "settings", "samples"} <= state.keys():
+            raise GraspError("this is not a checkpoint of pretraining")
+        own = {"kind": type(self).__name__, **_with_lists(asdict(self.settings))}
+        saved = {"kind": state["kind"], **_with_lists(state["settings"])}
         if changed := [f"{key} was {saved.get(key)}, is {own[key]}" for key in own if saved.get(key) != own[key]]:
-            raise GraspError(f"this base training was begun with other settings: {'; '.join(changed)}")
+            raise GraspError(f"this pretraining was started with other settings: {'; '.join(changed)}")
         if list(state["samples"]) != self.fingerprint():
             raise GraspError(
-                f"this base training was begun on other samples or classes ({state['samples'][0]} samples)"
+                f"this pretraining was started on other samples or classes ({state['samples'][0]} samples)"
             )
         self.network.load_state_dict(state["network"])
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
@@ -190,16 +358,14 @@ class Trainer(ABC, Generic[S]):
         self.log = [Epoch(**epoch) for epoch in state["log"]]
 
 
-def plain(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings with lists for tuples, as files have them."""
+def _with_lists(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings with lists instead of tuples, as files store them."""
     return {key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()}
 
 
 @contextlib.contextmanager
 def learning(network: SplitNetwork, part: Part = "all") -> Iterator[None]:
-    """Within, all of `network` (or only what is plastic) has gradients and is in train mode.
-
-    Afterwards gradients are as they were before, and all is in eval mode.
+    """Put all of `network`, or its plastic part, into train mode with gradients; restore it afterwards in eval mode.
 
     >>> from graspcl.model import vector_network
     >>> net = vector_network(4, generator=torch.Generator().manual_seed(0))

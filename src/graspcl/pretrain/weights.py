@@ -1,4 +1,4 @@
-"""Weights on disk: safetensors files, and state dicts of torch, read without running anything in them."""
+"""Weights files: safetensors, and torch's state dicts, read without executing code from them."""
 
 from __future__ import annotations
 
@@ -15,33 +15,32 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from graspcl.codec import Codec, codecs
+from graspcl.codec import Codec
 from graspcl.errors import GraspError
 from graspcl.model import SplitNetwork
 from graspcl.state import write_whole
 
 Names = tuple[str, ...]
 
-_CODEC = "codec."
+CODEC = "codec."  # what the names of a codec's tensors start with
+STATES = ("_extra_state", "num_batches_tracked")  # generators and counters, which are not part of a weights file
 _KEY = "graspcl"  # of the JSON in a safetensors header
-# Counters and states of generators belong to a run, not to the weights.
-_STATES = ("_extra_state", "num_batches_tracked")
 # Where training programs put the state dict within what they save.
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "network")
 
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What became of the tensors of a file and of a network; as text, one sentence."""
+    """Which tensors of a file were loaded into a network. As text, it is one sentence."""
 
     loaded: tuple[str, ...]
     """Names in the network."""
     missing: tuple[str, ...] = ()
-    """Tensors of the network that the file does not have."""
+    """Tensors of the network that are not in the file."""
     unexpected: tuple[str, ...] = ()
-    """Tensors of the file that the network does not have, or has in another shape."""
+    """Tensors of the file that are not in the network, or have another shape there."""
     head: str = ""
-    """Why the head was left as it was, if it was."""
+    """Why the head was not loaded, if it was not."""
 
     def __str__(self) -> str:
         parts = [f"{len(self.loaded)} tensors loaded"]
@@ -59,13 +58,22 @@ def load_weights(
     strict: bool = True,
     resize_head: bool = False,
 ) -> LoadReport:
-    """Fill `network` with the tensors of the file at `path`: safetensors, or a state dict saved by torch.
+    """Load the weights at `path` into `network`: a safetensors file, or a state dict saved by torch.
 
-    A tensor goes where its name says, `prefix` ("module.", "model.") taken off; the names of a network's body count
-    with or without the leading "frozen." or "plastic.", so that a file fits the network's veridical form, and one split
-    elsewhere if its layers have the same form on both sides of the cut, as in efficientnet_lite0. `part="body"`
-    leaves the head alone. A head with another number of rows is left alone too, unless `resize_head`. Missing and
-    unexpected tensors are errors, with `strict=False` only reported. After an error the network is as it was.
+    Tensors are matched by name. In the body, the leading "frozen." or "plastic." is ignored. So a file also fits the
+    network's veridical form, and a network split elsewhere if its layers are the same on both sides, as in
+    efficientnet_lite0. After an error the network is unchanged.
+
+    Args:
+        network: the network to load into.
+        path: the file.
+        part: "body" leaves the head as it is.
+        prefix: removed from the file's names, for example "module.".
+        strict: raise an error for missing or unexpected tensors; else only report them.
+        resize_head: load a head with another number of rows; else it stays as it is.
+
+    Returns:
+        A report of what was loaded.
 
     >>> import tempfile
     >>> from graspcl.model import vector_network
@@ -73,14 +81,14 @@ def load_weights(
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save_weights(make(0, 3), Path(folder) / "weights.safetensors")
     ...     print(load_weights(make(1, 5), Path(folder) / "weights.safetensors"))
-    4 tensors loaded; the head was left as it was: it has 5 rows, the file's 3
+    4 tensors loaded; the head was not loaded: it has 5 rows, the file's 3
     """
     given = {name.removeprefix(prefix): value for name, value in read_weights(path).items()}
-    own = {name: value for name, value in network.state_dict().items() if not name.endswith(_STATES)}
-    head = "" if part == "network" else "the head was left as it was"
+    own = {name: value for name, value in network.state_dict().items() if not name.endswith(STATES)}
+    head = "" if part == "network" else "the head was not loaded"
     rows = given.get("head.weight")
     if not head and rows is not None and len(rows) != network.head.classes and not resize_head:
-        head = f"the head was left as it was: it has {network.head.classes} rows, the file's {len(rows)}"
+        head = f"the head was not loaded: it has {network.head.classes} rows, the file's {len(rows)}"
     if head:
         own, given = _without_head(own), _without_head(given)
     matched, missing, unexpected = _match(own, given, resize_head)
@@ -95,14 +103,11 @@ def load_weights(
 def save_weights(
     network: SplitNetwork, path: str | Path, codec: Codec | None = None, settings: Mapping[str, Any] | None = None
 ) -> None:
-    """Write a network's tensors, a codec's and, as JSON in the header, `settings` to one safetensors file.
-
-    The file is there whole or not at all; what was there before stays until then.
-    """
-    tensors = {name: value for name, value in network.state_dict().items() if not name.endswith(_STATES)}
+    """Write a network, a codec, and `settings` as JSON in the header, to one safetensors file, atomically."""
+    tensors = {name: value for name, value in network.state_dict().items() if not name.endswith(STATES)}
     header: dict[str, Any] = {"settings": dict(settings or {})}
     if codec is not None:
-        tensors |= {_CODEC + name: torch.as_tensor(value) for name, value in codec.state_dict().items()}
+        tensors |= {CODEC + name: torch.as_tensor(value) for name, value in codec.state_dict().items()}
         header["codec"] = {"name": codec.name, **_parameters(codec)}
     content = save(
         {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}, {_KEY: json.dumps(header)}
@@ -114,29 +119,17 @@ def save_weights(
         raise GraspError(f"the weights cannot be written to {path}: {error.strerror}") from error
 
 
-def load_codec(path: str | Path) -> Codec | None:
-    """The codec that `save_weights` wrote with a network, trained as it was; None if there was none."""
-    header = read_header(path).get("codec")
-    if header is None:
-        return None
-    parameters = dict(header)
-    codec = codecs.create(parameters.pop("name"), **parameters)
-    tensors = _read_safetensors(Path(path))[0]
-    codec.load_state_dict({n.removeprefix(_CODEC): value for n, value in tensors.items() if n.startswith(_CODEC)})
-    return codec
-
-
 def read_header(path: str | Path) -> dict[str, Any]:
-    """What `save_weights` wrote beside the tensors: `settings`, and `codec` where there was one."""
+    """Return what `save_weights` stored with the tensors: `settings`, and `codec` if there is one."""
     try:
-        header: dict[str, Any] = json.loads(_read_safetensors(Path(path))[1][_KEY])
+        header: dict[str, Any] = json.loads(read_safetensors(Path(path))[1][_KEY])
     except (KeyError, ValueError) as error:
         raise GraspError(f"{path} was not written by graspcl: it has no settings in its header") from error
     return header
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """All tensors of a weights file by name, on the CPU; what format it has is told by its first bytes."""
+    """Return all tensors of a weights file by name, on the CPU. Its first bytes show the format."""
     path = Path(path)
     try:
         with open(path, "rb") as file:
@@ -144,14 +137,15 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     except OSError as error:
         raise GraspError(f"the weights {path} cannot be read: {error.strerror}") from error
     if start[8:9] == b"{":
-        tensors, _ = _read_safetensors(path)
-        return {name: value for name, value in tensors.items() if not name.startswith(_CODEC)}
+        tensors, _ = read_safetensors(path)
+        return {name: value for name, value in tensors.items() if not name.startswith(CODEC)}
     if start.startswith((b"PK", b"\x80")):
         return _read_torch(path)
-    raise GraspError(f"{path} holds no weights: it is neither a safetensors file nor a state dict saved by torch")
+    raise GraspError(f"{path} contains no weights: it is neither a safetensors file nor a state dict saved by torch")
 
 
-def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors and the metadata of a safetensors file."""
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
@@ -164,10 +158,10 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise GraspError(
-            f"{path} holds more than tensors: reading it would run code from the file, which is refused. "
-            "Save the state dict alone, as in torch.save(network.state_dict(), path)"
+            f"{path} contains more than tensors: reading it would execute code from the file, which is refused. "
+            "Save the state dict alone: torch.save(network.state_dict(), path)"
         ) from error
-    except Exception as error:  # of many kinds, by where the file breaks off
+    except Exception as error:  # of many kinds, depending on where the file breaks off
         raise GraspError(
             f"the weights {path} are damaged: {(str(error).splitlines() or [type(error).__name__])[0]}"
         ) from error
@@ -175,14 +169,14 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
         if isinstance(state, dict) and isinstance(state.get(wrapper), dict):
             state = state[wrapper]
     if not isinstance(state, dict) or not any(isinstance(value, Tensor) for value in state.values()):
-        raise GraspError(f"{path} holds no state dict: names with tensors are expected, not {type(state).__name__}")
+        raise GraspError(f"{path} must contain a state dict of names and tensors, got {type(state).__name__}")
     return {str(name): value for name, value in state.items() if isinstance(value, Tensor)}
 
 
 def _match(
     own: Mapping[str, Tensor], given: Mapping[str, Tensor], resize_head: bool
 ) -> tuple[dict[str, Tensor], Names, Names]:
-    """The given tensors under the network's own names, what is missing, and what is given but does not fit."""
+    """Return the given tensors under the network's names, what is missing, and what does not fit."""
     by_body = {_body_name(name): name for name in own}
     rows = ("head.weight", "head.bias") if resize_head and {"head.weight", "head.bias"} <= given.keys() else ()
     matched, wrong, unexpected = {}, set(), []
@@ -195,14 +189,14 @@ def _match(
         elif target:
             wrong.add(target)
             unexpected.append(f"{name} {list(value.shape)} instead of {list(own[target].shape)}")
-        elif not name.endswith(_STATES):
+        elif not name.endswith(STATES):
             unexpected.append(name)
     return matched, tuple(name for name in own if name not in matched and name not in wrong), tuple(unexpected)
 
 
 def _body_name(name: str) -> str:
-    """The name that a layer has wherever the network is split; numbers begin anew in each part and say nothing."""
-    # The veridical form has both parts within its plastic one.
+    """Return a layer's name wherever the network is split; plain numbers restart in each part, so they stay as is."""
+    # In the veridical form, both parts are within the plastic one.
     bare = name.removeprefix("plastic.").removeprefix("frozen.").removeprefix("plastic.")
     return name if bare.partition(".")[0].isdecimal() else bare
 
@@ -223,10 +217,10 @@ def _mismatch(path: str | Path, missing: Names, unexpected: Names) -> str:
 
 
 def _hint(given: Mapping[str, Tensor], own: Mapping[str, Tensor], prefix: str) -> str:
-    """A prefix that all names of the file share and the network's do not."""
+    """Suggest a prefix that all names of the file share and the network's do not."""
     shared = next(iter(given), "").partition(".")[0] + "."
     if all(name.startswith(shared) for name in given) and not any(name.startswith(shared) for name in own):
-        return f". All its names begin with {prefix + shared!r}: give that as prefix?"
+        return f". All its names start with {prefix + shared!r}; pass that as prefix"
     return ""
 
 

@@ -10,7 +10,7 @@ import torch
 
 from graspcl.data import Samples
 from graspcl.errors import GraspError
-from graspcl.testing.codecs import global_chance_untouched
+from graspcl.testing.common import global_chance_untouched
 
 
 def check_data(samples: Samples[Any], again: Samples[Any] | None = None) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
 
+from graspcl.checks import Array
 from graspcl.learner import Learner, Rehearsal
 from graspcl.policy import Budget
 from graspcl.random import rng_state
@@ -16,7 +16,11 @@ _BUDGET = Budget(updates=6, batch_size=8)
 
 
 def check_learner(make: Callable[[], Learner], inputs: torch.Tensor) -> None:
-    """Assert what every learner promises; `make` gives a new one, equal each time; it takes `inputs` [n ≥ 40, …].
+    """Assert what every learner promises.
+
+    Args:
+        make: returns a new learner, an equal one each time.
+        inputs: raw inputs [n, …] for it, n ≥ 40.
 
     >>> from graspcl.buffer import Buffer
     >>> from graspcl.learner import Optimiser, Siesta
@@ -29,15 +33,13 @@ def check_learner(make: Callable[[], Learner], inputs: torch.Tensor) -> None:
     labels = np.array([7, 3, 7, 11])[np.arange(len(inputs)) % 4]
     _check_predictions(make(), inputs, labels)
     _check_budget(make(), inputs, labels)
-    _check_frozen(make(), inputs, labels)
-    _check_random_state(make(), inputs, labels)
-    _check_repeatable(make, inputs, labels)
+    _check_side_effects(make, inputs, labels)
     _check_restored(make, inputs, labels)
     _check_interrupted(make, inputs, labels)
 
 
-def _learn(learner: Learner, inputs: torch.Tensor, labels: np.ndarray[Any, Any]) -> None:
-    """Two sessions; the second brings classes the first had not."""
+def _learn(learner: Learner, inputs: torch.Tensor, labels: Array) -> None:
+    """Run two sessions; the second brings a class that the first did not have."""
     early = labels != 11
     learner.observe(inputs[torch.from_numpy(early)], labels[early])
     learner.rehearse(_BUDGET)
@@ -45,18 +47,18 @@ def _learn(learner: Learner, inputs: torch.Tensor, labels: np.ndarray[Any, Any])
     learner.rehearse(_BUDGET)
 
 
-def _check_predictions(learner: Learner, inputs: torch.Tensor, labels: np.ndarray[Any, Any]) -> None:
+def _check_predictions(learner: Learner, inputs: torch.Tensor, labels: Array) -> None:
     early = labels != 11
     learner.observe(inputs[torch.from_numpy(early)], labels[early])
     known = set(np.unique(labels[early]).tolist())
     predicted = learner.predict(inputs)
-    assert predicted.shape == (len(inputs),), "predict gives one label per input"
-    assert set(predicted.tolist()) <= known, "only classes that were observed can be predicted"
+    assert predicted.shape == (len(inputs),), "predict returns one label per input"
+    assert set(predicted.tolist()) <= known, "only observed classes can be predicted"
     _learn(learner, inputs, labels)
-    assert sorted(learner.classes) == sorted(set(labels.tolist())), "`classes` lists every class observed, once"
+    assert sorted(learner.classes) == sorted(set(labels.tolist())), "`classes` lists every observed class once"
 
 
-def _check_budget(learner: Learner, inputs: torch.Tensor, labels: np.ndarray[Any, Any]) -> None:
+def _check_budget(learner: Learner, inputs: torch.Tensor, labels: Array) -> None:
     learner.observe(inputs, labels)
     budget = learner.session_budget(_BUDGET)
     log = learner.rehearse(_BUDGET)
@@ -65,51 +67,43 @@ def _check_budget(learner: Learner, inputs: torch.Tensor, labels: np.ndarray[Any
     assert np.isfinite(log.losses).all(), "losses are finite"
     bound = learner.buffer.capacity
     assert bound is None or len(learner.buffer) <= bound, "after a session the buffer is within its capacity"
-    assert learner.rehearse(Budget(0, 8)).costs.updates == 0, "a budget of nothing is legal"
+    assert learner.rehearse(Budget(0, 8)).costs.updates == 0, "a session may have no updates"
 
 
-def _check_frozen(learner: Learner, inputs: torch.Tensor, labels: np.ndarray[Any, Any]) -> None:
-    before = {name: value.clone() for name, value in learner.network.frozen.state_dict().items()}
-    _learn(learner, inputs, labels)
-    for name, value in learner.network.frozen.state_dict().items():
-        assert torch.equal(value, before[name]), f"the frozen part must not change, but {name} did"
-
-
-def _check_random_state(learner: Learner, inputs: torch.Tensor, labels: np.ndarray[Any, Any]) -> None:
+def _check_side_effects(make: Callable[[], Learner], inputs: torch.Tensor, labels: Array) -> None:
+    first, second = make(), make()
+    frozen = {name: value.clone() for name, value in first.network.frozen.state_dict().items()}
     before = _global_random_state()
-    _learn(learner, inputs, labels)
-    assert _global_random_state() == before, "no global random generator may be touched"
+    for learner in (first, second):
+        _learn(learner, inputs, labels)
+    assert _global_random_state() == before, "global random generators are not used"
+    for name, value in first.network.frozen.state_dict().items():
+        assert torch.equal(value, frozen[name]), f"the frozen part must not change, but {name} did"
+    _assert_same(first, second, "two equal learners must learn the same")
 
 
 def _global_random_state() -> tuple[bytes, str]:
-    return torch.get_rng_state().numpy().tobytes(), repr(np.random.get_state())  # noqa: NPY002  (looked at, not used)
+    return torch.get_rng_state().numpy().tobytes(), repr(np.random.get_state())  # noqa: NPY002  (compared, not used)
 
 
-def _check_repeatable(make: Callable[[], Learner], inputs: torch.Tensor, labels: np.ndarray[Any, Any]) -> None:
-    first, second = make(), make()
-    for learner in (first, second):
-        _learn(learner, inputs, labels)
-    _assert_same(first, second, "two learners made alike must learn the same")
-
-
-def _check_restored(make: Callable[[], Learner], inputs: torch.Tensor, labels: np.ndarray[Any, Any]) -> None:
+def _check_restored(make: Callable[[], Learner], inputs: torch.Tensor, labels: Array) -> None:
     straight, interrupted = make(), make()
     for learner in (straight, interrupted):
         learner.observe(inputs, labels)
         learner.rehearse(_BUDGET)
     state = interrupted.state_dict()
     _learn(straight, inputs, labels)
-    for _ in range(2):  # a state that was restored once is still good for another time
+    for _ in range(2):  # restoring must not change the state
         restored = make()
         restored.load_state_dict(state)
         _learn(restored, inputs, labels)
-        _assert_same(straight, restored, "a learner restored between sessions must go on as if nothing had happened")
+        _assert_same(straight, restored, "a learner restored between sessions must continue as if nothing had happened")
 
 
-def _check_interrupted(make: Callable[[], Learner], inputs: torch.Tensor, labels: np.ndarray[Any, Any]) -> None:
+def _check_interrupted(make: Callable[[], Learner], inputs: torch.Tensor, labels: Array) -> None:
     straight, interrupted, restored = make(), make(), make()
     early = labels != 11
-    for learner in (straight, interrupted):  # in the second session, so that there are old samples
+    for learner in (straight, interrupted):  # stopped in its second session, which has old samples
         learner.observe(inputs[torch.from_numpy(early)], labels[early])
         learner.rehearse(_BUDGET)
         learner.observe(inputs[torch.from_numpy(~early)], labels[~early])

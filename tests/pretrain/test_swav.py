@@ -14,7 +14,8 @@ from torch.nn import functional as F
 
 from graspcl.errors import GraspError
 from graspcl.model import SplitNetwork
-from graspcl.pretrain import SwavHead, SwavSettings, SwavTrainer, sinkhorn, swapped_loss
+from graspcl.pretrain import SwavHead, SwavSettings, make_trainer, sinkhorn, swapped_loss
+from graspcl.pretrain.swav import SwavTrainer
 from graspcl.pretrain.trainer import learning
 from graspcl.state import load_state, save_state
 
@@ -40,7 +41,7 @@ def settings(**changes) -> SwavSettings:
 
 
 def trainer(seed: int = 0, rng: int = 0, **changes) -> SwavTrainer:
-    return SwavTrainer(tiny(seed), lambda i: IMAGES[i], np.arange(32), settings(**changes), rng)
+    return SwavTrainer(tiny(seed), lambda i: IMAGES[i], np.arange(32), None, settings(**changes), rng)
 
 
 # -- assignments -------------------------------------------------------------------------------------------------------
@@ -168,7 +169,7 @@ def test_the_networks_own_head_is_left_alone() -> None:
     one = trainer()
     one.network.head.grow(3)
     before = one.network.head.weight.detach().clone()
-    again = SwavTrainer(one.network, one.read, one.indices, settings(), 0)
+    again = SwavTrainer(one.network, one.read, one.indices, None, settings(), 0)
     again.run()
     assert torch.equal(one.network.head.weight, before)
     assert not any(p.requires_grad for p in again.network.frozen.parameters()) and not again.network.plastic.training
@@ -206,7 +207,7 @@ def test_helped_by_the_queue_the_assignment_is_that_of_the_joint_problem() -> No
 
 
 @pytest.mark.parametrize("changes", [{}, {"queue": 16, "queue_from": 1, "warmup": 1}])
-def test_a_stopped_training_goes_on_to_the_same_bytes(tmp_path, changes) -> None:
+def test_a_stopped_training_resumes_to_the_same_bytes(tmp_path, changes) -> None:
     straight, stopped = trainer(**changes), trainer(**changes)
     straight.run()
     stopped.run(lambda t: save_state(tmp_path / f"{len(t.log)}", t.state_dict()))
@@ -220,16 +221,22 @@ def test_a_stopped_training_goes_on_to_the_same_bytes(tmp_path, changes) -> None
 
 
 def test_a_state_of_supervised_training_is_refused() -> None:
-    from graspcl.pretrain import SupervisedTrainer
-
-    other = SupervisedTrainer(tiny(), lambda i: IMAGES[i], np.arange(32), np.zeros(32))
+    other = make_trainer(tiny(), "supervised", lambda i: IMAGES[i], np.arange(32), np.zeros(32))
     with pytest.raises(GraspError, match="kind was SupervisedTrainer, is SwavTrainer"):
         trainer().load_state_dict(other.state_dict())
 
 
-@pytest.mark.parametrize("changes", [{"prototypes": 1}, {"epsilon": 0.0}, {"queue": -1}, {"warmup": 3}])
-def test_wrong_settings_are_explained(changes) -> None:
-    with pytest.raises(GraspError):
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"prototypes": 1}, "prototypes must be a whole number of at least 2, got 1"),
+        ({"epsilon": 0.0}, "epsilon must be a positive number, got 0.0"),
+        ({"queue": -1}, "queue must be a whole number of at least 0, got -1"),
+        ({"warmup": 3}, "warmup must be shorter than the 3 epochs, got 3"),
+    ],
+)
+def test_wrong_settings_are_explained(changes, message: str) -> None:
+    with pytest.raises(GraspError, match=message):
         settings(**changes)
 
 
@@ -277,7 +284,7 @@ def learned(pixels: int, width: int, seed: int, **changes) -> tuple[float, float
     # Fruit is told apart by its colour, so colours are changed little; small crops are not as small as at 224 px.
     chosen = {"batch_size": 64, "lr": 0.2, "prototypes": 60, "small_views": 3, "small": (0.1, 0.4), "colours": 0.1}
     s = SwavSettings(**{**chosen, "blur": 0.0, "hidden": 128, "projection": 32, **changes})
-    one = SwavTrainer(tiny(seed, width=width), lambda indices: images[indices], train, s, seed)
+    one = SwavTrainer(tiny(seed, width=width), lambda indices: images[indices], train, None, s, seed)
     one.run()
     return before, nearest_accuracy(one.network, images, labels, train, test), one
 
@@ -306,6 +313,7 @@ def test_three_images_in_batches_of_two_and_a_neck_of_another_width() -> None:
     with torch.random.fork_rng():
         neck = torch.nn.Linear(width, 5)
     network = SplitNetwork.of(body.frozen, body.plastic, images.float(), generator=seeded(0), neck=neck)
-    log = SwavTrainer(network, lambda i: images[i], range(3), settings(epochs=1, batch_size=2, small_views=1)).run()
+    short = settings(epochs=1, batch_size=2, small_views=1)
+    log = SwavTrainer(network, lambda i: images[i], range(3), None, short).run()
     assert math.isfinite(log[0].loss)
     assert all(parameter.grad is None for parameter in network.parameters())

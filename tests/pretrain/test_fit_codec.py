@@ -1,77 +1,23 @@
-"""The one entry point, and the codec that is trained on base latents in bounded memory."""
+"""The codec that is trained on latents in bounded memory."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tiny_network import same, seeded, stripes, tiny
+from tiny_network import seeded, stripes, tiny
 
 from graspcl.codec import OPQ, Codec, Half
 from graspcl.errors import GraspError
 from graspcl.model import vector_network
-from graspcl.pretrain import (
-    SupervisedSettings,
-    SwavSettings,
-    fit_codec,
-    initialise,
-    save_weights,
-    train_supervised,
-    train_swav,
-)
-from graspcl.pretrain.initialise import _some_locations
+from graspcl.pretrain import fit_codec
+from graspcl.pretrain.codec import _some_locations
 
-IMAGES, LABELS = stripes(24)
-SUPERVISED = SupervisedSettings(epochs=2, batch_size=8, lr=0.05)
-SWAV = SwavSettings(epochs=1, batch_size=8, prototypes=6, projection=4, hidden=8, small_views=1)
+IMAGES, _ = stripes(24)
 
 
 def read(indices):
     return IMAGES[indices]
-
-
-def test_each_method_is_what_its_own_function_does(tmp_path: Path) -> None:
-    one, other = tiny(), tiny()
-    initialise(one, "supervised", read=read, indices=range(24), rows=LABELS, settings=SUPERVISED, rng=3)
-    train_supervised(other, read, range(24), LABELS, SUPERVISED, 3)
-    assert same(one, other)
-    one, other = tiny(), tiny()
-    log = initialise(one, "swav", read=read, indices=range(24), settings=SWAV, rng=3)
-    train_swav(other, read, range(24), SWAV, 3)
-    assert same(one, other) and len(log) == 1
-    save_weights(one, tmp_path / "a")
-    loaded = tiny(1)
-    assert initialise(loaded, "weights", weights=tmp_path / "a") == []
-    assert torch.equal(loaded.plastic.layer2[0].weight, one.plastic.layer2[0].weight) and not loaded.training
-
-
-def test_training_can_begin_from_weights(tmp_path: Path) -> None:
-    first = tiny()
-    initialise(first, "swav", read=read, indices=range(24), settings=SWAV)
-    save_weights(first, tmp_path / "swav")
-    second = tiny(1)
-    quiet = SupervisedSettings(epochs=1, batch_size=8, lr=1e-9, part="plastic")
-    initialise(
-        second, "supervised", weights=tmp_path / "swav", read=read, indices=range(24), rows=LABELS, settings=quiet
-    )
-    torch.testing.assert_close(second.plastic.layer2[0].weight, first.plastic.layer2[0].weight)
-    assert torch.equal(second.frozen.layer0[0].weight, first.frozen.layer0[0].weight)
-    assert second.head.classes == 4
-
-
-def test_mistakes_are_explained() -> None:
-    with pytest.raises(GraspError, match="no base initialisation called 'swaw'; did you mean 'swav'"):
-        initialise(tiny(), "swaw")
-    with pytest.raises(GraspError, match="needs a file: weights=PATH"):
-        initialise(tiny(), "weights")
-    with pytest.raises(GraspError, match="'swav' needs images to train on"):
-        initialise(tiny(), "swav", read=read)
-    with pytest.raises(GraspError, match="needs the head's row of each sample"):
-        initialise(tiny(), "supervised", read=read, indices=range(4))
-    with pytest.raises(GraspError, match="'swav' takes SwavSettings, not SupervisedSettings"):
-        initialise(tiny(), "swav", read=read, indices=range(4), settings=SUPERVISED)
 
 
 class Recorder(Codec):
@@ -132,5 +78,7 @@ def test_vectors_are_taken_whole_and_a_codec_that_learns_nothing_reads_nothing()
 
     half = Half()
     assert fit_codec(network, half, never, range(50)) is half
-    with pytest.raises(GraspError, match="at least one latent"):
+    with pytest.raises(GraspError, match="needs at least one sample"):
         fit_codec(network, Recorder(), never, [])
+    with pytest.raises(GraspError, match="limit must be a whole number of at least 1, got 0"):
+        fit_codec(network, Recorder(), never, [0], limit=0)

@@ -1,0 +1,161 @@
+"""`pretrain` and `pretrain_once`: methods by name, checkpoints, results that are computed once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny_network import same, stripes, tiny
+
+import graspcl.pretrain.trainer as module
+from graspcl.errors import GraspError
+from graspcl.pretrain import (
+    SupervisedSettings,
+    SwavSettings,
+    load_weights,
+    make_trainer,
+    pretrain,
+    pretrain_once,
+    save_weights,
+    trainers,
+)
+from graspcl.state import load_state, save_state
+
+IMAGES, LABELS = stripes(24)
+SETTINGS = {
+    "supervised": SupervisedSettings(epochs=2, batch_size=8, lr=0.05),
+    "swav": SwavSettings(epochs=2, batch_size=8, prototypes=6, projection=4, hidden=8, small_views=1),
+}
+METHODS = pytest.mark.parametrize("method", sorted(SETTINGS))
+
+
+class Notes:
+    """A progress that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.titles: list[tuple[str, int]] = []
+
+    def task(self, title, total):
+        self.titles.append((title, total))
+        return module.Silent().task(title, total)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def arguments(method: str) -> tuple:
+    return (method, lambda indices: IMAGES[indices], np.arange(24), LABELS, SETTINGS[method], 3)
+
+
+def interrupted(method: str, run) -> None:
+    """Call `run`, and stop it after the checkpoint of its first epoch."""
+    save = module.save_state
+
+    def stop(path, state) -> None:
+        save(path, state)
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "save_state", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run()
+
+
+@METHODS
+def test_a_stopped_training_resumes_from_its_checkpoint_to_the_same_weights(tmp_path: Path, method: str) -> None:
+    straight, resumed, told = tiny(), tiny(7), Notes()
+    log = pretrain(straight, *arguments(method))
+    interrupted(method, lambda: pretrain(tiny(), *arguments(method), checkpoint=tmp_path / "a"))
+    again = pretrain(resumed, *arguments(method), checkpoint=tmp_path / "a", progress=told)
+    assert same(straight, resumed) and [epoch.loss for epoch in again] == [epoch.loss for epoch in log]
+    assert told.notes == ["pretraining resumes after epoch 1 of 2"]
+    assert told.titles == [(f"pretraining ({method}, 2 epochs)", 24)]
+
+
+def test_a_checkpoint_of_the_earlier_command_is_read(tmp_path: Path) -> None:
+    straight, resumed = tiny(), tiny(7)
+    pretrain(straight, *arguments("supervised"))
+    interrupted("supervised", lambda: pretrain(tiny(), *arguments("supervised"), checkpoint=tmp_path / "a"))
+    save_state(tmp_path / "b", {"asked": {"seed": 0}, "trainer": load_state(tmp_path / "a")})
+    pretrain(resumed, *arguments("supervised"), checkpoint=tmp_path / "b")
+    assert same(straight, resumed)
+
+
+def test_a_checkpoint_of_another_training_is_refused_or_replaced(tmp_path: Path) -> None:
+    straight, other, told = tiny(), tiny(), Notes()
+    pretrain(straight, *arguments("supervised"))
+    for name, problem in (("swav", "other settings: kind was SwavTrainer"), ("broken", "damaged"), ("none", "not a")):
+        file = tmp_path / name
+        if name == "swav":
+            pretrain(tiny(), *arguments("swav"), checkpoint=file)
+        elif name == "broken":
+            file.write_bytes(b"broken")
+        else:
+            save_state(file, {"something": 1})
+        with pytest.raises(GraspError, match=problem):
+            pretrain(tiny(), *arguments("supervised"), checkpoint=file)
+    pretrain(other, *arguments("supervised"), checkpoint=tmp_path / "swav", restart=True, progress=told)
+    assert same(straight, other) and told.notes[0].endswith("; pretraining starts again")
+
+
+def test_a_disk_that_is_full_does_not_stop_the_training(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def full(path, state) -> None:
+        raise GraspError("no space left")
+
+    straight, other, told = tiny(), tiny(), Notes()
+    pretrain(straight, *arguments("supervised"))
+    monkeypatch.setattr(module, "save_state", full)
+    pretrain(other, *arguments("supervised"), checkpoint=tmp_path / "a", progress=told)
+    assert same(straight, other) and len(told.notes) == 2 and "this work is repeated" in told.notes[0]
+
+
+@METHODS
+def test_what_was_trained_once_is_loaded(tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    classes, told = (4 if method == "supervised" else 0), Notes()
+    first, second = tiny(classes=classes), tiny(classes=classes)
+    interrupted(method, lambda: pretrain_once(tiny(7, classes=classes), tmp_path, *arguments(method)))
+    assert [file.name for file in tmp_path.iterdir()] == ["training.safetensors"]
+    log = pretrain_once(first, tmp_path, *arguments(method))
+    assert [file.name for file in tmp_path.iterdir()] == ["network.safetensors"]
+    assert log["method"] == method and len(log["epochs"]) == 2
+    monkeypatch.setattr(module, "pretrain", None)  # a second training would fail
+    assert pretrain_once(second, tmp_path, *arguments(method), told) == log
+    assert same(first, second)  # generators and counters as well
+    assert told.notes[0].startswith("pretraining: read from the cache")
+
+
+def test_a_damaged_result_is_computed_again(tmp_path: Path) -> None:
+    first, second, told = tiny(classes=4), tiny(classes=4), Notes()
+    log = pretrain_once(first, tmp_path, *arguments("supervised"))
+    (tmp_path / "network.safetensors").write_bytes(b"broken")
+    again = pretrain_once(second, tmp_path, *arguments("supervised"), told)
+    assert same(first, second) and told.notes[0].endswith("; pretraining is repeated")
+    assert [epoch["loss"] for epoch in again["epochs"]] == [epoch["loss"] for epoch in log["epochs"]]
+
+
+def test_training_can_start_from_weights(tmp_path: Path) -> None:
+    first, second = tiny(), tiny(1)
+    pretrain(first, *arguments("swav"))
+    save_weights(first, tmp_path / "swav")
+    load_weights(second, tmp_path / "swav")
+    quiet = SupervisedSettings(epochs=1, batch_size=8, lr=1e-9, part="plastic")
+    pretrain(second, "supervised", lambda indices: IMAGES[indices], range(24), LABELS, quiet)
+    torch.testing.assert_close(second.plastic.layer2[0].weight, first.plastic.layer2[0].weight)
+    assert torch.equal(second.frozen.layer0[0].weight, first.frozen.layer0[0].weight)
+    assert second.head.classes == 4
+
+
+def test_methods_are_known_by_name_and_mistakes_are_explained() -> None:
+    def read(indices):
+        raise AssertionError("nothing is read")
+
+    assert trainers.names() == ["supervised", "swav"]
+    with pytest.raises(GraspError, match="no pretraining called 'swaw'; did you mean 'swav'"):
+        pretrain(tiny(), "swaw", read, range(4))
+    with pytest.raises(GraspError, match="needs the head's row of each sample; pass rows"):
+        make_trainer(tiny(), "supervised", read, range(4))
+    with pytest.raises(GraspError, match="'swav' takes SwavSettings, got SupervisedSettings"):
+        make_trainer(tiny(), "swav", read, range(4), settings=SETTINGS["supervised"])
