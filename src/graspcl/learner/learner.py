@@ -73,7 +73,8 @@ def _gradient(learner: Learner, features: torch.Tensor, labels: np.ndarray[Any, 
     return gradient
 
 
-learners: Registry[Learner] = Registry("learner", "graspcl.learner")
+_GIVEN = ("network", "buffer", "policy", "optimiser", "rng", "device", "execution")
+learners: Registry[Learner] = Registry("learner", "graspcl.learner", given=_GIVEN)
 
 _CHUNK = 512
 
