@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from graspcl.errors import GraspError, require
-from graspcl.registry import Registry
+from graspcl.registry import Registry, parameter_names
 
 data_sources: Registry[Any] = Registry("data", None, given=(
     "path", "pixels", "classes", "per_class", "test_per_class", "val_mapping", "test_split", "text", "label", "tasks",
@@ -72,7 +72,7 @@ def open_samples(data: Any, reads: str) -> Any:
 
     if data.path in data_sources:
         named = {name: getattr(data, name) for name in ("pixels", "per_class", "test_per_class", "classes")}
-        own = [p for p in __import__("inspect").signature(data_sources.get(data.path)).parameters]
+        own = parameter_names(data_sources.get(data.path))
         given = {name: value for name, value in named.items() if name in own}
         return data_sources.create(data.path, **given, **data.parameters)
     if reads == "images":

@@ -49,7 +49,9 @@ def test_saved_again_it_is_the_same_file(path, tmp_path):
 
 def test_tasks_come_back(path):
     task_of = np.repeat([2, 0, 1], 20)
-    stream = TaskIncremental(np.arange(60), LABELS, task_of, np.random.default_rng(0), task_order=[1, 2, 0], base_tasks=1)
+    stream = TaskIncremental(
+        np.arange(60), LABELS, task_of, np.random.default_rng(0), task_order=[1, 2, 0], base_tasks=1
+    )
     save_stream(stream, path)
     assert load_stream(path).tasks == [2, 0] and load_stream(path).arrival == stream.arrival
 

@@ -101,9 +101,21 @@ def test_the_base_is_the_same_for_all_orders_of_arrival():
         ("task_incremental", {}, "needs a value for task_of"),
         ("task_incremental", {"task_of": [0, 1]}, "one task for each sample"),
         ("task_incremental", {"task_of": [0, 0, 1, 1, 2, 2], "base_tasks": 3}, "3 tasks cannot be split into 3 base"),
-        ("task_incremental", {"task_of": [0, 0, 1, 1, 2, 2], "task_order": [0, 1]}, "each of the 3 tasks once; missing: 2"),
-        ("long_tailed", {"base_classes": 1, "sessions": 1, "imbalance": 0.5}, "imbalance must be a number of at least 1 or none, got 0.5"),
-        ("long_tailed", {"base_classes": 1, "sessions": 1, "imbalance": "steep"}, "imbalance must be a number of at least 1 or none, got 'steep'"),
+        (
+            "task_incremental",
+            {"task_of": [0, 0, 1, 1, 2, 2], "task_order": [0, 1]},
+            "each of the 3 tasks once; missing: 2",
+        ),
+        (
+            "long_tailed",
+            {"base_classes": 1, "sessions": 1, "imbalance": 0.5},
+            "imbalance must be a number of at least 1 or none, got 0.5",
+        ),
+        (
+            "long_tailed",
+            {"base_classes": 1, "sessions": 1, "imbalance": "steep"},
+            "imbalance must be a number of at least 1 or none, got 'steep'",
+        ),
         ("long_tailed", {"base_classes": 1, "sessions": 1, "largest_first": [0, 1, 2]}, "give an imbalance too"),
     ],
 )

@@ -56,6 +56,14 @@ def encode_samples(
     return codec, codes if latents is None else CachedRows(codes.values, codes.readable, latents.problems)
 
 
+def fit_base_codec(
+    config: Config, samples: Samples[Any], network: SplitNetwork, base: Array, progress: Progress
+) -> Codec:
+    """Train the configured codec on the latents of the base samples [n] of a trained network."""
+    network.execute(config.execution.make()).eval()
+    return _fitted_codec(config, samples, network, None, base, _latents_key(network, samples), progress)
+
+
 def _latents_key(network: SplitNetwork, samples: Samples[Any]) -> str:
     frozen = {name: value for name, value in network.frozen.state_dict().items() if not name.endswith(_STATES)}
     how = f"{network.execution.precision}-{network.execution.device.partition(':')[0]}"  # both change the last digits

@@ -10,7 +10,6 @@ import numpy as np
 from graspcl.buffer import Buffer, Codes
 from graspcl.buffer.capacity import capacity_in_samples
 from graspcl.checks import Array
-from graspcl.codec import Codec
 from graspcl.data import Samples
 from graspcl.learner import Learner
 from graspcl.metric import drift
@@ -111,7 +110,7 @@ _MOST = 2_000  # held-out samples
 class HeldOut:
     """Holds out a share of the arriving samples, which are never rehearsed. The first of a class is never held out."""
 
-    def __init__(self, settings: StopConfig, codec: Codec | None, rng: np.random.Generator) -> None:
+    def __init__(self, settings: StopConfig, codec: Any, rng: np.random.Generator) -> None:
         self.settings, self.rng = settings, rng
         self.buffer = Buffer(_MOST, codec, rng=np.random.default_rng(rng.integers(2**63)))
         self._met: set[int] = set()
@@ -220,7 +219,7 @@ def session_budget(settings: BudgetConfig, seen: int, fits: int | None) -> Budge
 def samples_within(config: Config, learner: Learner, codes: Codes) -> int | None:
     """Return how many samples like `codes` the configured capacity holds; None for all.
 
-    What a learner stores beside them, as DER++ stores logits, does not count: sessions of all learners are equally long.
+    What a learner stores beside them, as DER++ does logits, does not count: sessions of all learners are equally long.
     """
     own = learner.columns(1, **config.learner.parameters)
     shapes = [column for name, column in learner.buffer.columns.items() if name not in own]

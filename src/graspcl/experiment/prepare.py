@@ -12,19 +12,21 @@ from typing import Any
 import numpy as np
 import torch
 
+from graspcl import __version__
 from graspcl.buffer import Buffer, Codes, rules
 from graspcl.cache import CachedRows, cached_rows, digest_of, lock
 from graspcl.checks import Array
-from graspcl.codec import Codec, Encoded, Identity
+from graspcl.codec import Codec, Encoded, Identity, codecs
 from graspcl.data import Samples, Subset
 from graspcl.errors import GraspError
-from graspcl.experiment.encoding import encode_samples, first_readable
+from graspcl.experiment.encoding import encode_samples, first_readable, fit_base_codec, make_codec
 from graspcl.experiment.inputs import as_inputs
 from graspcl.experiment.pretraining import build_network, pretrain_network
 from graspcl.learner import Learner, column_shapes, learners
 from graspcl.model import SplitNetwork, veridical
 from graspcl.policy import Budget, policies
 from graspcl.policy.uniform import UniformBalanced
+from graspcl.pretrain import fit_codec, save_weights, train_accuracy
 from graspcl.progress import Progress
 from graspcl.random import generator
 from graspcl.registry import parameter_names
@@ -97,6 +99,7 @@ def prepare(config: Config, progress: Progress) -> Prepared:
     base = stream.base if scanned is None else stream.base[scanned.readable[stream.base]]
     pretrained = pretrain_network(config, network, samples, base, order[: config.stream.base_classes], progress)
     codec: Codec
+    codes: Codes
     if raw_images:
         assert scanned is not None
         codec, rows = Encoded(config.data.pixels, whole=samples.whole), scanned
@@ -115,6 +118,37 @@ def prepare(config: Config, progress: Progress) -> Prepared:
     return Prepared(
         samples, stream, pretrained.network, pretrained.known, codec, codes, rows.readable, problems, pretrained.log
     )
+
+
+def write_weights(config: Config, file: Path, progress: Progress) -> dict[str, Any]:
+    """Train the network and the codec on the base classes, and write both to a weights file.
+
+    Stopped training resumes from the cache.
+
+    Returns:
+        What the header of the file says about the training.
+    """
+    network = build_network(config)
+    samples, order = open_data(config)
+    known = order[: config.stream.base_classes or len(order)]
+    base = samples.train[np.isin(samples.labels[samples.train], known)]
+    _probe(network, samples)
+    # Find out now, not after hours, whether the codec can be trained on such latents.
+    quick = {"iterations": 1} if "iterations" in codecs.parameters(config.codec.name) else {}
+    trial = make_codec(Part(config.codec.name, {**config.codec.parameters, **quick}))
+    fit_codec(network, trial, samples.read, base, limit=512, rng=generator(config.seed, "trial"))
+    pretrained = pretrain_network(config, network, samples, base, known, progress)
+    codec = fit_base_codec(config, samples, pretrained.network, base, progress)
+    about = {
+        "network": str(config.network), "pixels": config.data.pixels, "seed": config.seed, "codec": str(config.codec),
+        "data": samples.name, "fingerprint": samples.fingerprint(), "images": len(base),
+        "classes": [samples.classes[label] for label in known], **pretrained.log, "graspcl": __version__,
+    }  # fmt: skip
+    if len(pretrained.known):
+        rows = np.argsort(known)[np.searchsorted(known, samples.labels[base], sorter=np.argsort(known))]
+        about["train_accuracy"] = train_accuracy(pretrained.network, samples.read, base, rows)
+    save_weights(pretrained.network, file, codec, about)
+    return about
 
 
 class PreparedCache:

@@ -92,7 +92,9 @@ def _run_all(
     runs: dict[Future[str], Path] = {}
     with progress.task(title, len(same_base) + len(configs)) as advance:
         try:
-            bases = {workers.submit(_base_task, configs[paths[0]], folder, cache): paths for paths in same_base.values()}
+            bases = {
+                workers.submit(_base_task, configs[paths[0]], folder, cache): paths for paths in same_base.values()
+            }
             for base in as_completed(bases):
                 for path in bases[base]:
                     if reason := base.result():

@@ -53,7 +53,7 @@ def _parts(registry: Registry[Any], text: str) -> list[Part]:
     parts = parse_parts(",".join(registry.names()) if text == "all" else text)
     for part in parts:
         registry.validate(part.name, part.parameters)
-    return [Part(registry.get(part.name).name, part.parameters) for part in parts]  # type: ignore[attr-defined]
+    return [Part(registry.get(part.name).name, part.parameters) for part in parts]
 
 
 def parse_parts(text: str) -> list[Part]:

@@ -122,7 +122,7 @@ def merge(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
     {'seed': 2, 'policy.name': 'grasp'}
     """
     chosen = {name.rpartition(".")[0] for name in changes if _chooses(name)}
-    kept = {name: value for name, value in settings.items() if not (_parameter_of(name) in chosen)}
+    kept = {name: value for name, value in settings.items() if _parameter_of(name) not in chosen}
     return {**kept, **changes}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from graspcl.errors import GraspError
 from graspcl.settings.config import Config
@@ -89,7 +90,7 @@ def check(config: Config) -> None:
     config.execution.make()
 
 
-def network_options(config: Config) -> dict[str, object]:
+def network_options(config: Config) -> dict[str, Any]:
     """Return the parameters of the network, with the size of images where it takes one."""
     from graspcl.model import networks
 

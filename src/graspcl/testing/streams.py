@@ -40,7 +40,7 @@ def _check_order(stream: Stream, chunks: list[Chunk]) -> None:
     )
     assert len(np.unique(stream.base)) == len(stream.base), "a base sample must occur once"
     assert not np.isin(presented, stream.base).any(), "a base sample must not arrive again"
-    assert len(np.unique(presented)) == len(presented) == len(stream), "every sample arrives once, and len() counts them"
+    assert len(np.unique(presented)) == len(presented) == len(stream), "samples arrive once, and len() counts them"
     numbers = [chunk.session for chunk in chunks]
     assert numbers == sorted(numbers) and set(numbers) == set(range(1, len(stream.sessions) + 1)), (
         "sessions are 1, 2, …"
