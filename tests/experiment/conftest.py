@@ -1,13 +1,16 @@
-"""Made-up data small enough for a run to take a second."""
+"""Made-up data small enough for a run to take a second, and one process that serves all resume tests."""
+
+import contextlib
 
 import numpy as np
 import pytest
 import torch
+from killing import Driver
 
 from graspcl.data import Samples
-from graspcl.experiment import Config, change, preset
-from graspcl.experiment.source import SOURCES
-from graspcl.experiment.start import forget
+from graspcl.experiment import Config, change, preset, run
+from graspcl.progress import Silent
+from graspcl.sources import data_sources
 
 
 class Clusters(Samples[torch.Tensor]):
@@ -29,16 +32,75 @@ class Clusters(Samples[torch.Tensor]):
         return torch.from_numpy(self.values[self.check(indices)])
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    """No test takes what another one left, but for the real data's latents, which are the same for all."""
-    forget()
+class Notes(Silent):
+    """Remembers the notes of a run."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.said.append(text)
+
+    def __contains__(self, text: str) -> bool:
+        return any(text in said for said in self.said)
 
 
 @pytest.fixture
-def small(monkeypatch, tmp_path) -> Config:
-    """The listings preset on made-up classes, so that a comparison takes a second."""
-    monkeypatch.setenv("GRASPCL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setitem(SOURCES, "clusters", lambda data: Clusters())
+def notes() -> Notes:
+    return Notes()
+
+
+@pytest.fixture
+def add_source(monkeypatch):
+    """Registers data for one test: `add_source(name, make, gives)`."""
+    data_sources.names()
+    for table in ("_parts", "_declared"):
+        monkeypatch.setattr(data_sources, table, dict(getattr(data_sources, table)))
+
+    def add(name, make, gives="vectors"):
+        data_sources._parts.pop(name, None)
+        data_sources.register(name, gives=gives)(make)
+
+    return add
+
+
+def settings_of_clusters() -> Config:
+    """The listings preset on made-up classes, so that a run takes a second."""
     options = {"name": "small", "data.path": "clusters", "stream.base_classes": 4, "stream.sessions": 4}
     return change(preset("listings"), options)
+
+
+@pytest.fixture
+def small(monkeypatch, tmp_path, add_source) -> Config:
+    monkeypatch.setenv("GRASPCL_CACHE", str(tmp_path / "cache"))
+    add_source("clusters", lambda: Clusters())
+    return settings_of_clusters()
+
+
+@pytest.fixture(scope="session")
+def driver(tmp_path_factory):
+    """Starts commands in forks of a process that has loaded everything."""
+    driver = Driver(tmp_path_factory.mktemp("home"))
+    yield driver
+    driver.close()
+
+
+@contextlib.contextmanager
+def clusters_in(place):
+    """Register the made-up classes, with a cache in `place`, for fixtures that outlive a test."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRASPCL_CACHE", str(place / "cache"))
+        data_sources.names()
+        patch.setitem(data_sources._parts, "clusters", lambda: Clusters())
+        patch.setitem(data_sources._declared, "clusters", {"gives": "vectors"})
+        yield settings_of_clusters()
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory):
+    """The settings and the folder of a finished run on made-up classes, to be read only."""
+    place = tmp_path_factory.mktemp("finished")
+    with clusters_in(place) as small:
+        config = change(small, {"budget.updates": 3, "codec": "half"})
+        run(config, place / "run")
+    return config, place / "run"

@@ -10,9 +10,8 @@ import torch
 
 from graspcl.errors import GraspError
 from graspcl.experiment import Part, change, preset, run
-from graspcl.learner import Optimiser
 from graspcl.model import make_network
-from graspcl.settings.config import as_plain
+from graspcl.settings.config import OptimiserConfig, as_plain
 from graspcl.settings.presets import about, names
 from graspcl.settings.read import read_toml
 
@@ -26,7 +25,9 @@ COMMON = {
     "learner": Part("siesta"),  # section 4.2
     "network": Part("mobilenet_v3_large", {"split": 7}),  # section 4.2: the first 8 layers are frozen
     "codec": Part("opq", {"codebooks": 8, "size": 256, "iterations": 500}),  # Appendix B.1, the reference
-    "optimiser": Optimiser("sgd", 1.6, momentum=0.9, weight_decay=1e-5, layer_decay=0.99, schedule="onecycle"),  # B.1
+    "optimiser": OptimiserConfig(
+        "sgd", 1.6, momentum=0.9, weight_decay=1e-5, layer_decay=0.99, schedule="onecycle"
+    ),  # B.1
     "data.pixels": 224,
     "data.classes": None,
     "stream.kind": "class_incremental",
@@ -96,7 +97,7 @@ def read(config, name):
 def test_full_scale_is_the_papers(name, rehearsal):
     config, changes = preset(name, "full", rehearsal), PAPER[name, rehearsal]
     optimiser = {key.partition(".")[2]: value for key, value in changes.items() if key.startswith("optimiser.")}
-    expected = {**COMMON, **changes, "optimiser": Optimiser(**{**vars(COMMON["optimiser"]), **optimiser})}
+    expected = {**COMMON, **changes, "optimiser": OptimiserConfig(**{**vars(COMMON["optimiser"]), **optimiser})}
     assert {key: read(config, key) for key in expected} == expected
     assert config.rehearsal == rehearsal
     unbounded = preset(name, "full", rehearsal, "unbounded")

@@ -48,7 +48,7 @@ def _idle_in_stream(config: Config, key: str) -> str | None:
     if key == "order" and config.data.tasks is not None:
         return "tasks arrive in the order of data.tasks"
     if key in ("base_classes", "sessions", "order", "blurry", "imbalance", "chunk") and key not in _taken(stream.kind):
-        return f"a {stream.kind} stream takes no {key}"
+        return f"streams of kind {stream.kind} take no {key}"
     return None
 
 
@@ -112,7 +112,7 @@ def _check_together(config: Config) -> None:
         )
     for name in ("imbalance", "blurry"):
         if getattr(stream, name) and name not in _taken(stream.kind):
-            raise GraspError(f"stream.{name}: a {stream.kind} stream takes no {name}; set another --stream.kind")
+            raise GraspError(f"stream.{name}: streams of kind {stream.kind} take no {name}; set another --stream.kind")
     if config.learner.parameters.get("regularised") is True and reads != "texts":
         raise GraspError("--learner.regularised swaps the halves of texts: set --network transformer")
     if config.base.trains and not stream.base_classes:
