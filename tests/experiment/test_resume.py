@@ -157,7 +157,7 @@ def test_a_damaged_checkpoint_is_told_of_and_the_one_before_it_used(driver, stra
     assert [path.stem for path in checkpoints(place)] == ["000002", "000003"]
     damage(checkpoints(place)[-1], how)
     code, output = driver.run(LISTINGS, place)
-    assert code == 0 and f"{checkpoints(place)[-1].parent}/000003.safetensors is" in output, output
+    assert code == 0 and f"{checkpoints(place)[-1].parent}/000003.safetensors " in output, output
     assert "trying the previous one" in output and "resuming from a checkpoint (session 1, update 2 of 5)" in output
     assert differences(only_run(place), straight(LISTINGS)) == []
 
