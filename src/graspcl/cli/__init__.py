@@ -6,12 +6,16 @@ import io
 import os
 import signal
 import sys
+from collections.abc import Sequence
 
 from graspcl.errors import GraspError
 
 
-def main() -> None:
-    """Run `graspcl`: set up the machine before torch is loaded, and show mistakes without a traceback."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run `graspcl` with the given arguments, by default those of the command line.
+
+    It sets up the machine before torch is loaded, and shows mistakes without a traceback.
+    """
     from graspcl import machine
 
     machine.prepare()
@@ -22,7 +26,7 @@ def main() -> None:
 
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that workers are ended too
     try:
-        app()
+        app(sys.argv[1:] if arguments is None else arguments)
     except GraspError as error:
         print(f"graspcl: {error}", file=sys.stderr)
         raise SystemExit(2) from None
