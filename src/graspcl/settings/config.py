@@ -42,62 +42,35 @@ class Part:
 @checked
 @dataclass(frozen=True)
 class DataConfig:
-    """Where samples come from.
+    """Where samples come from."""
 
-    Args:
-        path: a folder or zip file of images, a table of texts (CSV, TSV, JSONL, Parquet), a folder of tables,
-            hf:NAME, or a registered name (`graspcl list data`).
-        pixels: side of the square that images are cut and resized to.
-        classes: number of classes to use, the first in `stream.order`; all by default.
-        per_class: training samples per class at most (per class and task with `tasks`).
-        test_per_class: test samples per class at most.
-        val_mapping: file that maps validation images to classes, for image folders.
-        test_split: folder of the test images, for image folders.
-        text: column of the texts.
-        label: column of the labels.
-        tasks: names of several tables in the folder `path`, as "ag,yelp,yahoo"; each is a task.
-        parameters: parameters of a registered source.
-    """
-
-    path: str = ""
-    pixels: Count = 224
-    classes: Count | None = None
-    per_class: Count | None = None
-    test_per_class: Count | None = None
-    val_mapping: str | None = None
-    test_split: str | None = None
-    text: str = "text"
-    label: str = "label"
-    tasks: str | None = None
-    parameters: dict[str, Any] = field(default_factory=dict)
+    path: str = ""  # folder or zip file of images, table of texts, folder of tables, hf:NAME, or a registered name
+    pixels: Count = 224  # side of the square that images are cut and resized to
+    classes: Count | None = None  # number of classes to use, the first in stream.order; all by default
+    per_class: Count | None = None  # training samples per class at most; with `tasks`, per class and task
+    test_per_class: Count | None = None  # test samples per class at most
+    val_mapping: str | None = None  # image folders: file that maps validation images to classes
+    test_split: str | None = None  # image folders: folder of the test images
+    text: str = "text"  # tables: column of the texts
+    label: str = "label"  # tables: column of the labels
+    tasks: str | None = None  # names of tables in the folder `path`, as "ag,yelp,yahoo"; each is a task
+    parameters: dict[str, Any] = field(default_factory=dict)  # of a registered source
 
 
 @checked
 @dataclass(frozen=True)
 class StreamConfig:
-    """In which order samples arrive.
+    """In which order samples arrive."""
 
-    Args:
-        kind: a registered stream (`graspcl list streams`).
-        base_classes: classes known before the stream starts.
-        sessions: number of sessions in which the other classes arrive.
-        order: class order: random, sorted, imagenet (the reference's), or a file with one class per line.
-        blurry: share of samples that arrive in another session than their class.
-        imbalance: size of the largest class over the smallest, for long-tailed streams.
-        chunk: samples that arrive at a time.
-        file: a saved stream to use instead.
-        parameters: further parameters of a registered stream.
-    """
-
-    kind: str = "class_incremental"
-    base_classes: Natural = 0
-    sessions: Count = 1
-    order: str = "random"
-    blurry: Annotated[float, Range(0, 1, below=True)] = 0.0
-    imbalance: Annotated[float, Range(1)] | None = None
-    chunk: Count = 512
-    file: str | None = None
-    parameters: dict[str, Any] = field(default_factory=dict)
+    kind: str = "class_incremental"  # a registered stream (`graspcl list streams`)
+    base_classes: Natural = 0  # classes known before the stream starts
+    sessions: Count = 1  # number of sessions in which the other classes arrive
+    order: str = "random"  # class order: random, sorted, imagenet (the reference's), or a file with one class per line
+    blurry: Annotated[float, Range(0, 1, below=True)] = 0.0  # share of samples that arrive in another session
+    imbalance: Annotated[float, Range(1)] | None = None  # size of the largest class over the smallest
+    chunk: Count = 512  # samples that arrive at a time
+    file: str | None = None  # a saved stream to use instead
+    parameters: dict[str, Any] = field(default_factory=dict)  # further parameters of a registered stream
 
 
 @checked
@@ -124,26 +97,17 @@ class OptimiserConfig:
 class BaseConfig:
     """What happens before the stream starts.
 
-    First the network learns, then the base samples are stored and rehearsed uniformly.
-
-    Args:
-        method: none (weights as initialised), weights (load a file), supervised or swav (train on the base classes,
-            starting from `weights` if given).
-        weights: file of weights.
-        epochs: training epochs.
-        batch_size: images per training step.
-        lr: learning rate of training.
-        passes: passes of uniform rehearsal over the stored base samples.
-        optimiser: optimiser of that rehearsal; by default the one of the sessions.
+    First the network learns, then the base samples are stored and rehearsed uniformly. `method` is none (initial
+    weights), weights (load a file), supervised or swav (train on the base classes, starting from `weights` if given).
     """
 
     method: Literal["none", "weights", "supervised", "swav"] = "none"
-    weights: str | None = None
-    epochs: Count = 50
-    batch_size: Annotated[int, Range(2)] = 256
-    lr: Positive = 0.2
-    passes: NonNegative = 0.0
-    optimiser: OptimiserConfig | None = None
+    weights: str | None = None  # file of weights
+    epochs: Count = 50  # of training
+    batch_size: Annotated[int, Range(2)] = 256  # of training
+    lr: Positive = 0.2  # of training
+    passes: NonNegative = 0.0  # of uniform rehearsal over the stored base samples
+    optimiser: OptimiserConfig | None = None  # of that rehearsal; by default that of the sessions
 
     @property
     def trains(self) -> bool:
@@ -187,17 +151,11 @@ class StopConfig:
 @checked
 @dataclass(frozen=True)
 class MeasureConfig:
-    """What is measured beside accuracy.
+    """What is measured beside accuracy."""
 
-    Args:
-        drift: held-out old samples whose representation drift is measured after every update; 0 for none.
-        distances: stored samples, about, whose distances to prototypes are measured before every session.
-        head: classes with more training samples than this form the head of a long tail.
-    """
-
-    drift: Natural = 0
-    distances: Natural = 500
-    head: int = 100
+    drift: Natural = 0  # held-out old samples whose representation drift is measured after every update
+    distances: Natural = 500  # stored samples, about, whose distances to prototypes are measured before every session
+    head: int = 100  # classes with more training samples than this form the head of a long tail
 
 
 @checked

@@ -121,23 +121,20 @@ def merge(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
     >>> merge({"seed": 1, "policy.name": "mir", "policy.candidates": 5}, {"policy.name": "grasp", "seed": 2})
     {'seed': 2, 'policy.name': 'grasp'}
     """
-    chosen = {name.rpartition(".")[0] for name in changes if _chooses(name)}
-    kept = {name: value for name, value in settings.items() if _parameter_of(name) not in chosen}
+    chosen = {place for place, key, group in map(_place, changes) if key == _first(group)}
+    kept = {}
+    for name, value in settings.items():
+        place, key, group = _place(name)
+        if place not in chosen or key in _kinds(group):
+            kept[name] = value
     return {**kept, **changes}
 
 
-def _chooses(name: str) -> bool:
-    """Whether a setting chooses a part, as `policy.name` and `stream.kind` do."""
+def _place(name: str) -> tuple[str, str, type]:
+    """Return the name of the group that a setting is in, its key there, and the group; the tree itself for others."""
     place, _, key = name.rpartition(".")
     group = _group_at(place)
-    return group is not None and _takes_parameters(group) and key == _first(group)
-
-
-def _parameter_of(name: str) -> str | None:
-    """Return the group whose part takes the parameter `name`; None for an ordinary setting."""
-    place, _, key = name.rpartition(".")
-    group = _group_at(place)
-    return place if group is not None and _takes_parameters(group) and key not in _kinds(group) else None
+    return (place, key, group) if group is not None and _takes_parameters(group) else ("", "", Config)
 
 
 # -- the tree ----------------------------------------------------------------------------------------------------------
