@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import clusters_in
+from made_up import clusters_in
 from rich.console import Console
 
 from graspcl import settings as settings_module

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Notes
 from killing import CLASSES, differences, make_photos, only_run
+from made_up import Notes
 
 from graspcl import cache
 from graspcl.errors import GraspError

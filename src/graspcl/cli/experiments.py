@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -73,7 +71,7 @@ def demo(
     workers
         Processes that run at the same time; by default one per core.
     out
-        Folder in which a folder for these runs is created.
+        Folder below which these runs get a folder of their own.
     """
     from graspcl.cli.progress import Bars
     from graspcl.experiment import make_workers
@@ -88,7 +86,8 @@ def demo(
         raise GraspError("--data needs --text; to learn your own images use `graspcl run PRESET --data PATH`")
     load_plugins(plugin)
     console, tables = Console(), []
-    with _new_folder(out, "demo") as folder, Bars(console) as bars, make_workers(workers, plugin) as processes:
+    folder = out / time.strftime("demo-%Y%m%d-%H%M%S")
+    with Bars(console) as bars, make_workers(workers, plugin) as processes:
         for name in ("intents",) if text else streams:
             # The photos are few: all of them fit into memory.
             settings = preset(name, memory="unbounded" if name == "groceries" else "bounded")
@@ -105,22 +104,6 @@ def demo(
         console.print()
         console.print(table)
     _leave_page(console, folder)
-
-
-@contextlib.contextmanager
-def _new_folder(out: Path, command: str) -> Iterator[Path]:
-    """Create a folder for the runs of a command; remove it again if it stays empty."""
-    folder = out / time.strftime(f"{command}-%Y%m%d-%H%M%S")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise GraspError(f"--out {out}: the folder cannot be created: {error.strerror}") from error
-    try:
-        yield folder
-    finally:
-        with contextlib.suppress(OSError):  # not empty
-            folder.rmdir()
-            out.rmdir()
 
 
 def _leave_page(console: Console, folder: Path) -> None:
@@ -309,13 +292,15 @@ def list_(
     state
         runs: only finished, unfinished or damaged runs.
     """
+    from graspcl.settings.rules import registries
+
     load_plugins(plugin)
     if what == "runs":
         _list_runs(folder, name=name, policy=policy, learner=learner, state=None if state == "all" else state)
     elif what == "presets":
         _list_presets(name)
     else:
-        _list_parts(_registries()[what], name)
+        _list_parts(registries()[what], name)
 
 
 def _list_runs(folder: Path, **patterns: Any) -> None:
@@ -343,21 +328,6 @@ def _list_presets(pattern: str) -> None:
     console.print(
         "Options: --scale full, small or smoke; --rehearsal latent or veridical; --memory bounded or unbounded."
     )
-
-
-def _registries() -> dict[str, Registry[Any]]:
-    from graspcl.buffer import rules
-    from graspcl.codec import codecs
-    from graspcl.learner import learners
-    from graspcl.model import networks
-    from graspcl.policy import policies
-    from graspcl.sources import data_sources
-    from graspcl.stream import streams
-
-    return {
-        "policies": policies, "learners": learners, "networks": networks, "data": data_sources, "streams": streams,
-        "rules": rules, "codecs": codecs,
-    }  # fmt: skip
 
 
 def _list_parts(registry: Registry[Any], pattern: str) -> None:

@@ -53,21 +53,18 @@ class TensorBoard(Logger):
         self._last = 0
 
     def begin(self, config: dict[str, Any], folder: Path) -> None:
-        """Log the settings as a text."""
         self._writer = self._make(str(logs(folder) / "tensorboard"))
         self._last = logged(folder, "tensorboard").get("session", 0)
         if not self._last:
             self._writer.add_text("settings", "".join(f"    {key} = {value}\n" for key, value in by_name(config)))
 
     def session(self, record: dict[str, Any]) -> None:
-        """Add a point to each curve."""
         self._last = int(record["session"])
         for name, value in numbers(record):
             self._writer.add_scalar(f"session/{name}", value, self._last)
         self._writer.flush()  # the run may be killed
 
     def end(self, summary: dict[str, Any]) -> None:
-        """Add one point per number."""
         for name, value in numbers(summary):
             self._writer.add_scalar(f"summary/{name}", value, self._last)
         self._writer.close()
@@ -84,7 +81,6 @@ class WeightsAndBiases(Logger):
         self._wandb: Any = require("wandb", "wandb")
 
     def end(self, summary: dict[str, Any]) -> None:
-        """Log a step per session, and the summary."""
         quiet = self._wandb.Settings(
             silent=True, console="off", disable_git=True, x_disable_stats=True, x_disable_meta=True
         )
@@ -109,7 +105,6 @@ class MLflow(Logger):
         self._mlflow: Any = require("mlflow", "mlflow")
 
     def end(self, summary: dict[str, Any]) -> None:
-        """Log the settings as parameters, a step per session, and the summary."""
         client = self._mlflow.MlflowClient(tracking_uri=(logs(self.folder) / "mlflow").resolve().as_uri())
         name = str(self.config.get("name", "graspcl"))
         found = client.get_experiment_by_name(name)

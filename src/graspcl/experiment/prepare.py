@@ -95,7 +95,7 @@ def prepare(config: Config, progress: Progress) -> Prepared:
     stream = arrange(config, samples, order)
     _probe(network, samples)
     raw_images = config.rehearsal == "veridical" and config.reads == "images"
-    scanned = _scan(samples, progress) if config.base.trains or raw_images else None
+    scanned = _read_all(samples, "readable", "checking", progress) if config.base.trains or raw_images else None
     base = stream.base if scanned is None else stream.base[scanned.readable[stream.base]]
     pretrained = pretrain_network(config, network, samples, base, order[: config.stream.base_classes], progress)
     codec: Codec
@@ -107,7 +107,7 @@ def prepare(config: Config, progress: Progress) -> Prepared:
         codes = np.full(len(samples), b"", object)
         codes[kept] = files
     elif config.rehearsal == "veridical":
-        codec, rows = Identity(), _tokens(samples, progress)
+        codec, rows = Identity(), _read_all(samples, "tokens", "tokenising", progress)
         codes = torch.from_numpy(rows.values)
     else:  # without base classes the codec learns from the first session
         fit_on = base if len(base) else stream.sessions[0]
@@ -326,26 +326,15 @@ def _probe(network: SplitNetwork, samples: Samples[Any]) -> None:
         raise GraspError(f"the network does not take the samples of {samples.name}: {said}") from error
 
 
-def _scan(samples: Samples[Any], progress: Progress) -> CachedRows:
-    """Find out which samples can be read, by reading all of them once."""
+def _read_all(samples: Samples[Any], what: str, title: str, progress: Progress) -> CachedRows:
+    """Read all samples once: their `tokens`, or just which of them are `readable`."""
 
     def compute(indices: Array) -> tuple[Array, Array, list[str]]:
-        _, kept, problems = samples.read_some(indices)
-        return np.zeros((len(kept), 0), np.uint8), kept, problems
+        found, kept, problems = samples.read_some(indices)
+        return found.numpy() if what == "tokens" else np.zeros((len(kept), 0), np.uint8), kept, problems
 
-    key = f"readable/{samples.name}-{samples.fingerprint()}"
-    return cached_rows(key, len(samples), compute, progress, f"checking {samples.name}")
-
-
-def _tokens(samples: Samples[Any], progress: Progress) -> CachedRows:
-    """Return the token ids of all texts."""
-
-    def compute(indices: Array) -> tuple[Array, Array, list[str]]:
-        ids, kept, problems = samples.read_some(indices)
-        return ids.numpy(), kept, problems
-
-    key = f"tokens/{samples.name}-{samples.fingerprint()}"
-    return cached_rows(key, len(samples), compute, progress, f"tokenising {samples.name}")
+    key = f"{what}/{samples.name}-{samples.fingerprint()}"
+    return cached_rows(key, len(samples), compute, progress, f"{title} {samples.name}")
 
 
 # -- the learner -------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from graspcl.errors import GraspError
+from graspcl.registry import Registry
 from graspcl.settings.config import Config
 
 
@@ -60,24 +61,36 @@ def _taken(kind: str) -> set[str]:
     return taken | {"sessions", "order"} if "task_of" in taken else taken  # they group classes into tasks
 
 
-def check(config: Config) -> None:
-    """Refuse misspelt names and settings that cannot go together, with the reason, before any data are read."""
+def registries() -> dict[str, Registry[Any]]:
+    """Return the registries of all kinds of parts."""
     from graspcl.buffer import rules
-    from graspcl.buffer.capacity import parse_bytes
     from graspcl.codec import codecs
     from graspcl.learner import learners
+    from graspcl.model import networks
     from graspcl.policy import policies
-    from graspcl.sources import check_source
+    from graspcl.sources import data_sources
     from graspcl.stream import streams
 
+    return {
+        "policies": policies, "learners": learners, "networks": networks, "data": data_sources, "streams": streams,
+        "rules": rules, "codecs": codecs,
+    }  # fmt: skip
+
+
+def check(config: Config) -> None:
+    """Refuse misspelt names and settings that cannot go together, with the reason, before any data are read."""
+    from graspcl.buffer.capacity import parse_bytes
+    from graspcl.sources import check_source
+
     config.path  # noqa: B018  (refuses a name that names no folder)
+    parts = registries()
     # These three are cheap to make, and check conditions between their parameters when they are.
-    policies.create(config.policy.name, **config.policy.parameters)
-    codecs.create(config.codec.name, **config.codec.parameters)
-    rules.create(config.buffer.maintenance.name, **config.buffer.maintenance.parameters)
+    for kind, part in {"policies": config.policy, "codecs": config.codec, "rules": config.buffer.maintenance}.items():
+        parts[kind].create(part.name, **part.parameters)
+    learners = parts["learners"]
     learners.validate(config.learner.name, config.learner.parameters)
-    _check_network(config)
-    streams.get(config.stream.kind)
+    parts["networks"].validate(config.network.name, network_options(config))
+    parts["streams"].get(config.stream.kind)
     if isinstance(config.buffer.capacity, str):
         parse_bytes(config.buffer.capacity)
     if learners.get(config.learner.name).unbounded and config.buffer.capacity is not None:
@@ -96,12 +109,6 @@ def network_options(config: Config) -> dict[str, Any]:
 
     sized = {"pixels": config.data.pixels} if "pixels" in networks.parameters(config.network.name) else {}
     return {**sized, **config.network.parameters}
-
-
-def _check_network(config: Config) -> None:
-    from graspcl.model import networks
-
-    networks.validate(config.network.name, network_options(config))
 
 
 def _check_together(config: Config) -> None:
