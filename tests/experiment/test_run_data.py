@@ -6,6 +6,7 @@ import importlib.util
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ def check_data(config: Config) -> None:
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if all extras were there."""
-    monkeypatch.setattr("graspcl.sources.require", lambda module, extra: None)
+    monkeypatch.setitem(sys.modules, "datasets", ModuleType("datasets"))
 
 
 HUB = "by name there are listings, and hf:NAME for a data set of the Hugging Face hub"
@@ -42,10 +43,10 @@ HUB = "by name there are listings, and hf:NAME for a data set of the Hugging Fac
             "--data nowhere: there is no such folder or file; by name there are groc",
         ),
         ("imagenet-300", {}, "imagenet-300 needs its images: --data PATH, a folder .*(by name there are groceries)"),
-        ("text-order-1", {"data": "listings"}, "--data.tasks ag,yelp,yahoo: listings has no .*: set --data.tasks none"),
-        ("text-order-1", {"data": "hf:imdb"}, "--data hf:imdb is one data set: set --data.tasks none, or --data hf:"),
+        ("text-order-1", {"data": "listings"}, "--data.tasks ag,yelp,yahoo: .*listings has no.* --data.tasks none"),
+        ("text-order-1", {"data": "hf:imdb"}, "--data hf:imdb is one data set: .*--data.tasks none, or --data hf:"),
         ("text-order-1", {"data": "hf:", "data.tasks": "none"}, "hf: names no data set; .* is hf:NAME or hf:NAME:CONF"),
-        ("imagenet-300", {"data": "hf:imdb"}, "--data hf:imdb: the hub gives texts, and the network reads images"),
+        ("imagenet-300", {"data": "hf:imdb"}, "--data hf:imdb.* gives texts, .* the network reads images"),
     ],
 )
 def test_data_that_are_refused(name: str, options: dict[str, Any], message: str) -> None:
@@ -121,5 +122,5 @@ def test_what_fits_stays_as_it_is(small: Config) -> None:
 
 def test_data_that_do_not_fit_the_network_are_refused_before_they_are_read(add_source: Any) -> None:
     add_source("listings", lambda: pytest.fail("data were read"), "texts")
-    with pytest.raises(GraspError, match="--data listings gives texts, and the network reads images"):
+    with pytest.raises(GraspError, match="--data listings gives texts, (and|but) the network reads images"):
         check_data(change(preset("groceries"), {"data": "listings"}))
