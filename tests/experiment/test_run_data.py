@@ -122,5 +122,5 @@ def test_what_fits_stays_as_it_is(small: Config) -> None:
 
 def test_data_that_do_not_fit_the_network_are_refused_before_they_are_read(add_source: Any) -> None:
     add_source("listings", lambda: pytest.fail("data were read"), "texts")
-    with pytest.raises(GraspError, match="--data listings gives texts, (and|but) the network reads images"):
+    with pytest.raises(GraspError, match=r"--data listings gives texts, (and|but) the network reads images"):
         check_data(change(preset("groceries"), {"data": "listings"}))
