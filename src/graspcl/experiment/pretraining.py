@@ -114,9 +114,9 @@ def _load_trained(network: SplitNetwork, file: Path, progress: Progress) -> dict
         log = dict(read_header(file)["settings"])
         load_weights(network, file)
     except GraspError as error:
-        progress.note(f"{error}; training again")
+        progress.note(f"{error}; pretraining is repeated")
         return None
-    progress.note(f"base training: read from the cache ({file})")
+    progress.note(f"pretraining was done before ({file})")
     return log
 
 
@@ -135,11 +135,11 @@ def _train(
     if checkpoint.exists():
         try:
             trainer.load_state_dict(load_state(checkpoint))
-            progress.note(f"base training resumes after epoch {len(trainer.log)} of {made.epochs}")
+            progress.note(f"pretraining resumes after epoch {len(trainer.log)} of {made.epochs}")
         except GraspError as error:
-            progress.note(f"{error}; base training starts from the beginning")
+            progress.note(f"{error}; pretraining starts again")
     left = (made.epochs - len(trainer.log)) * len(base)
-    with progress.task(f"base training ({method}, {made.epochs} epochs)", left) as advance:
+    with progress.task(f"pretraining ({method}, {made.epochs} epochs)", left) as advance:
         trainer.run(lambda training: store(checkpoint, training.state_dict(), progress), advance)
     return {"method": method, "epochs": [vars(epoch) for epoch in trainer.log]}
 
