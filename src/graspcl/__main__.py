@@ -1,4 +1,4 @@
-"""`python -m graspcl` is `graspcl`."""
+"""Run the command-line program: `python -m graspcl`."""
 
 from graspcl.cli import main
 

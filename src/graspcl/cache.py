@@ -1,4 +1,4 @@
-"""What is expensive to make and often used again, kept between runs: trained networks, latents, codes."""
+"""The cache: trained networks, latents and codes that several runs share. Also the locks that guard folders."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from graspcl.checks import Array
 from graspcl.errors import GraspError
 from graspcl.progress import Progress, Silent
 from graspcl.state import write_whole
 
-_SHARD = 1024  # samples in a file
+_SHARD = 1024  # samples per file
 
 
 def cache_folder() -> Path:
-    """Where caches lie: $GRASPCL_CACHE, else graspcl in the user's cache folder."""
+    """Return the folder of all caches: $GRASPCL_CACHE, or graspcl in the user's cache folder."""
     given = os.environ.get("GRASPCL_CACHE")
     if given:
         return Path(given)
@@ -33,55 +32,44 @@ def cache_folder() -> Path:
 
 
 @contextlib.contextmanager
-def locked(folder: Path, progress: Progress | None = None) -> Iterator[None]:
-    """Within, no other process that asks for the same folder goes on; the lock of a dead process is nobody's.
+def lock(file: Path, wait: bool = True, progress: Progress | None = None) -> Iterator[None]:
+    """Hold the lock `file` while the context is open; the lock of a dead process is free.
 
-    `progress` is told if there is another one to wait for.
+    Args:
+        file: the lock, in a folder that is created if needed.
+        wait: wait for another process that holds the lock, or raise a GraspError.
+        progress: receives a note when there is a process to wait for.
     """
     try:
         import fcntl
 
-        folder.mkdir(parents=True, exist_ok=True)
-        file = open(folder / "lock", "w")  # noqa: SIM115  (closed below)
-    except (ImportError, OSError):  # not on this system, or a cache that cannot be written: the work may be done twice
+        file.parent.mkdir(parents=True, exist_ok=True)
+        opened = open(file, "w")  # noqa: SIM115  (closed below)
+    except (ImportError, OSError):  # no locks on this system, or a folder that cannot be written: work may be repeated
         yield
         return
-    with file:
+    with opened:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if not wait:
+                raise GraspError(
+                    f"another process is at work in {file.parent}; let it finish, or stop it first"
+                ) from error
             if progress is not None:
-                progress.note(f"another process is at work in {folder}; this one waits for it")
+                progress.note(f"waiting for another process that is at work in {file.parent}")
             with contextlib.suppress(OSError):
-                fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError:  # a file system without locks: as above
+                fcntl.flock(opened, fcntl.LOCK_EX)
+        except OSError:  # a file system without locks
             pass
         yield
 
 
-@contextlib.contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Within, nobody else is at work in `folder`; if somebody is, that is an error."""
-    try:
-        import fcntl
-
-        file = open(folder / ".lock", "w")  # noqa: SIM115  (closed below)
-    except (ImportError, OSError):
-        yield
-        return
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise GraspError(f"another process is at work in {folder}; let it finish, or end it first") from error
-        yield
-
-
 @dataclass(frozen=True)
-class Rows:
-    """Something of N samples, one row each: `values` [N, …], and `readable` [N], false where a sample cannot be read.
+class CachedRows:
+    """One row for each of N samples: `values` [N, …], and `readable` [N], False where a sample cannot be read.
 
-    `problems` says why not, one line each.
+    `problems` explains why not, one line each.
     """
 
     values: Array
@@ -89,59 +77,55 @@ class Rows:
     problems: list[str]
 
 
-Shard = tuple[Array, Array, list[str]]  # values, which rows they are, and what is wrong with the others
+Shard = tuple[Array, Array, list[str]]  # values of readable samples, their positions, and the problems of the others
 Compute = Callable[[Array], Shard]
 
 
-def cached_rows(key: str, number: int, compute: Compute, progress: Progress, title: str) -> Rows:
-    """Rows of `number` samples under `key`, which must name all that they depend on.
+def cached_rows(key: str, number: int, compute: Compute, progress: Progress, title: str) -> CachedRows:
+    """Return the rows of `number` samples from the cache, or compute and store them.
 
-    `compute` takes indices and gives the rows of those that can be read, their positions, and what is wrong with the
-    others. Rows are kept in files of a thousand, so that work which was stopped goes on where it was. Of several
-    processes that want them at once one computes, and the others wait for it.
+    Rows are stored in files of a thousand, so that stopped work resumes. If several processes want the same rows,
+    one computes them and the others wait.
+
+    Args:
+        key: the folder in the cache; it must identify everything the rows depend on.
+        number: how many samples there are.
+        compute: maps indices to a `Shard`.
+        progress: shows the work.
+        title: what the work is called.
     """
-    folder = cache_folder() / key
-    found, made = _read_all(folder, number, Silent()), False
-    if None in found:
-        with locked(folder, progress):
-            found = _read_all(folder, number, progress)  # another process may have made it in the meantime
-            if made := None in found:
-                _complete(folder, number, found, compute, progress, title)
-    if found and not made:
+    folder, computed = cache_folder() / key, False
+
+    def stored(progress: Progress) -> dict[int, Shard | None]:
+        sizes = {begin: min(_SHARD, number - begin) for begin in range(0, number, _SHARD)}
+        return {begin: _read(folder / f"{begin:08d}.npz", size, progress) for begin, size in sizes.items()}
+
+    shards = stored(Silent())
+    if None in shards.values():
+        with lock(folder / "lock", progress=progress):
+            shards = stored(progress)  # another process may have computed them in the meantime
+            missing = [
+                np.arange(begin, min(begin + _SHARD, number)) for begin, shard in shards.items() if shard is None
+            ]
+            if computed := bool(missing):
+                with progress.task(title, sum(map(len, missing))) as advance:
+                    for indices in missing:
+                        shard = compute(indices)
+                        _write(folder / f"{indices[0]:08d}.npz", shard, progress)
+                        shards[int(indices[0])] = shard
+                        advance(len(indices))
+    if shards and not computed:
         progress.note(f"{title}: read from the cache ({folder})")
-    return _together(number, [part for part in found if part is not None])
+    return _joined(number, {begin: shard for begin, shard in shards.items() if shard is not None})
 
 
-def _read_all(folder: Path, number: int, progress: Progress) -> list[Shard | None]:
-    """The files of a thousand rows each, None for those that are missing."""
-    return [
-        _read(folder / f"{begin:08d}.npz", min(_SHARD, number - begin), progress) for begin in range(0, number, _SHARD)
-    ]
-
-
-def _complete(
-    folder: Path, number: int, found: list[Shard | None], compute: Compute, progress: Progress, title: str
-) -> None:
-    """Make what is missing."""
-    missing = [place * _SHARD for place, part in enumerate(found) if part is None]
-    with progress.task(title, sum(min(_SHARD, number - begin) for begin in missing)) as advance:
-        for begin in missing:
-            indices = np.arange(begin, min(begin + _SHARD, number))
-            part = compute(indices)
-            _write(folder / f"{begin:08d}.npz", part, progress)
-            found[begin // _SHARD] = part
-            advance(len(indices))
-
-
-def _together(number: int, parts: list[Shard]) -> Rows:
-    shapes = [values.shape[1:] for values, _, _ in parts if len(values)]
-    kind = next((values.dtype for values, _, _ in parts if len(values)), np.dtype(np.float32))
-    together, readable = np.zeros((number, *(shapes[0] if shapes else ())), kind), np.zeros(number, bool)
-    for place, (values, kept, _) in enumerate(parts):
+def _joined(number: int, shards: dict[int, Shard]) -> CachedRows:
+    example = next((values for values, *_ in shards.values() if len(values)), np.empty(0, np.float32))
+    joined, readable = np.zeros((number, *example.shape[1:]), example.dtype), np.zeros(number, bool)
+    for begin, (values, kept, _) in shards.items():
         if len(kept):  # else their values have no shape
-            rows = place * _SHARD + kept
-            together[rows], readable[rows] = values, True
-    return Rows(together, readable, [problem for *_, problems in parts for problem in problems])
+            joined[begin + kept], readable[begin + kept] = values, True
+    return CachedRows(joined, readable, [problem for *_, problems in shards.values() for problem in problems])
 
 
 def _read(path: Path, number: int, progress: Progress) -> Shard | None:
@@ -151,29 +135,29 @@ def _read(path: Path, number: int, progress: Progress) -> Shard | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        progress.note(f"the cache file {path} cannot be read ({error}); it is made anew")
+        progress.note(f"the cache file {path} cannot be read ({error}); computing it again")
         return None
     if len(values) != len(kept) or (len(kept) and kept.max() >= number) or len(kept) + len(problems) != number:
-        progress.note(f"the cache file {path} does not have {number} rows; it is made anew")
+        progress.note(f"the cache file {path} does not have {number} rows; computing it again")
         return None
     return values, kept, list(problems)
 
 
-def _write(path: Path, part: Shard, progress: Progress) -> None:
-    values, kept, problems = part
+def _write(path: Path, shard: Shard, progress: Progress) -> None:
+    values, kept, problems = shard
     content = io.BytesIO()
     np.savez(content, values=values, kept=kept, problems=np.array(json.dumps(problems)))
     try:
         write_whole(path, lambda file: file.write(content.getvalue()))
     except OSError as error:
-        progress.note(f"{path.parent} could not be written ({error.strerror}); the run goes on without a cache")
+        progress.note(f"{path.parent} could not be written ({error.strerror}); continuing without a cache")
 
 
 def digest_of(tensors: dict[str, Any]) -> str:
-    """16 hex digits of the contents of tensors and arrays by name."""
+    """Return 16 hex digits of the contents of named tensors and arrays."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         value = tensors[name]
-        array = value.detach().cpu().contiguous().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+        array = np.asarray(value) if not hasattr(value, "detach") else value.detach().cpu().contiguous().numpy()
         digest.update(f"{name} {array.dtype} {array.shape} ".encode() + np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""How an experiment tells what it is doing, without knowing who listens."""
+"""Progress: how long work reports what it does, without knowing who listens."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """Someone to tell."""
+    """Receives the steps and notes of an experiment."""
 
     def task(self, title: str, total: int) -> contextlib.AbstractContextManager[Callable[[int], None]]:
-        """A long step of `total` parts; within, call what is given with the number of parts just done."""
+        """Start a step of `total` parts; call the returned function with the number of parts just done."""
 
     def note(self, text: str) -> None:
-        """One line worth knowing."""
+        """Show one line."""
 
 
 class Silent:
-    """Tells nobody."""
+    """Shows nothing."""
 
     def task(self, title: str, total: int) -> contextlib.AbstractContextManager[Callable[[int], None]]:
-        """Counts nothing."""
         return contextlib.nullcontext(lambda done: None)
 
     def note(self, text: str) -> None:
-        """Says nothing."""
+        """Show nothing."""

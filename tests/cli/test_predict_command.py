@@ -120,15 +120,15 @@ def test_mistakes_are_told_before_anything_is_predicted(call, place, tmp_path):
     (tmp_path / "no.txt").touch()
     (tmp_path / "what.doc").touch()
     mistakes = {
-        ("data", "data"): "data is not the folder of a run: it has no config.toml",
-        ("images",): "give what to predict after the run",
+        ("data", "data"): "data is not a run folder: it has no config.toml",
+        ("images",): "give inputs after the run",
         ("images", "nowhere.png"): "there is no file or folder nowhere.png",
-        ("images", "data", "texts.csv"): "the run in images learned images, and texts.csv holds texts",
+        ("images", "data", "texts.csv"): "the run in images learned images, and texts.csv has texts",
         ("images", tmp_path / "empty"): "empty has no images",
         ("images", "data", "--topp"): "there is no option --topp; did you mean '--top'?",
         ("texts", "texts.csv", "data"): "the run in texts learned texts, and data is a folder",
         ("texts", "data/red/1.png"): "the run in texts learned texts, and data/red/1.png is an image",
-        ("texts", tmp_path / "what.doc"): "what.doc is of no kind that is known",
+        ("texts", tmp_path / "what.doc"): "what.doc is no known file of texts",
         ("texts", tmp_path / "no.txt"): "there is nothing to predict",
     }
     for arguments, words in mistakes.items():

@@ -1,44 +1,52 @@
-"""Made-up data small enough for a run to take a second."""
+"""Fixtures of runs on made-up data, and one process that serves all resume tests."""
 
-import numpy as np
 import pytest
-import torch
+from killing import Driver
+from made_up import Clusters, Notes, clusters_in, settings_of_clusters
 
-from graspcl.data import Samples
-from graspcl.experiment import Config, change, preset
-from graspcl.experiment.source import SOURCES
-from graspcl.experiment.start import forget
-
-
-class Clusters(Samples[torch.Tensor]):
-    """12 classes of 60 vectors around their means."""
-
-    def __init__(self, classes: int = 12, dim: int = 256) -> None:
-        rng = np.random.default_rng(0)
-        labels = np.repeat(np.arange(classes), 60)
-        number = len(labels)
-        self.values = (rng.normal(size=(classes, dim))[labels] + 2.5 * rng.normal(size=(number, dim))).astype(
-            np.float32
-        )
-        train, test = np.flatnonzero(np.arange(number) % 3 > 0), np.flatnonzero(np.arange(number) % 3 == 0)
-        super().__init__(
-            "clusters", "1", [f"class {k}" for k in range(classes)], labels, np.arange(number), train, test
-        )
-
-    def read(self, indices):
-        return torch.from_numpy(self.values[self.check(indices)])
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    """No test takes what another one left, but for the real data's latents, which are the same for all."""
-    forget()
+from graspcl.data import data_sources
+from graspcl.experiment import Config, change, run
 
 
 @pytest.fixture
-def small(monkeypatch, tmp_path) -> Config:
-    """The listings preset on made-up classes, so that a comparison takes a second."""
+def notes() -> Notes:
+    return Notes()
+
+
+@pytest.fixture
+def add_source(monkeypatch):
+    """Registers data for one test: `add_source(name, make, gives)`."""
+    data_sources.names()
+    for table in ("_parts", "_declared"):
+        monkeypatch.setattr(data_sources, table, dict(getattr(data_sources, table)))
+
+    def add(name, make, gives="vectors"):
+        data_sources._parts.pop(name, None)
+        data_sources.register(name, gives=gives)(make)
+
+    return add
+
+
+@pytest.fixture
+def small(monkeypatch, tmp_path, add_source) -> Config:
     monkeypatch.setenv("GRASPCL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setitem(SOURCES, "clusters", lambda data: Clusters())
-    options = {"name": "small", "data.path": "clusters", "stream.base_classes": 4, "stream.sessions": 4}
-    return change(preset("listings"), options)
+    add_source("clusters", lambda: Clusters())
+    return settings_of_clusters()
+
+
+@pytest.fixture(scope="session")
+def driver(tmp_path_factory):
+    """Starts commands in forks of a process that has loaded everything."""
+    driver = Driver(tmp_path_factory.mktemp("home"))
+    yield driver
+    driver.close()
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory):
+    """The settings and the folder of a finished run on made-up classes, to be read only."""
+    place = tmp_path_factory.mktemp("finished")
+    with clusters_in(place) as small:
+        config = change(small, {"budget.updates": 3, "codec": "half"})
+        run(config, place / "run")
+    return config, place / "run"

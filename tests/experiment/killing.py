@@ -1,7 +1,7 @@
-"""Runs in processes of their own that are killed for real, at a chosen moment, and what is left of them compared.
+"""Kill runs in processes of their own at chosen moments, and compare what they leave.
 
-As a program this is a driver: it loads graspcl once, and then starts each command that it reads from its input in a
-fork of itself, in which nothing has been computed yet. A test thus pays the imports once for many killed runs.
+As a program this is a driver: it loads graspcl once, and starts each command from its input in a fork of itself. Tests
+thus pay the imports once for many killed runs.
 """
 
 from __future__ import annotations
@@ -145,9 +145,9 @@ def unequal(first: Any, second: Any, where: str = "") -> list[str]:
 
 POINTS = {
     "epoch": ("graspcl.pretrain.trainer", "Trainer", "_epoch"),
-    "weights": ("graspcl.experiment.backbone", "", "save_weights"),
+    "weights": ("graspcl.experiment.pretraining", "", "save_weights"),
     "shard": ("graspcl.cache", "", "_write"),
-    "base": ("graspcl.experiment.start", "", "save_state"),
+    "base": ("graspcl.experiment.prepare", "", "save_state"),
     "observe": ("graspcl.learner.learner", "Learner", "observe_codes"),
     "insert": ("graspcl.buffer.buffer", "Buffer", "insert_codes"),
     "step": ("graspcl.learner.rehearsal", "Rehearsal", "step"),
@@ -216,8 +216,8 @@ def _warm_up() -> None:
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
     from graspcl.buffer import Buffer
+    from graspcl.data import data_sources
     from graspcl.errors import MissingExtra
-    from graspcl.experiment.source import SOURCES
     from graspcl.learner import learners
     from graspcl.policy import policies
 
@@ -226,8 +226,8 @@ def _warm_up() -> None:
     for name in policies.names():
         policies.create(name).warm_up()
     with contextlib.suppress(MissingExtra):
-        listings = SOURCES["listings"](None)
-        SOURCES["listings"] = lambda data: listings
+        listings = data_sources.create("listings")
+        data_sources._parts["listings"] = lambda: listings
 
 
 def _drive() -> None:

@@ -50,7 +50,7 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Proce
             wait_until(lambda: "first 1024" in computed(tmp_path))
             with start("second") as second:
                 try:
-                    assert second.stdout is not None and "another process is at work" in second.stdout.readline()
+                    assert second.stdout is not None and "waiting for another process" in second.stdout.readline()
                     yield first, second
                 finally:
                     second.kill()

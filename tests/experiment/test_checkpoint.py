@@ -77,7 +77,7 @@ def test_damage_is_explained(tmp_path):
     whole = path.read_bytes()
     for damaged in (whole[: len(whole) // 2], b"", b"not a checkpoint at all", whole[:4]):
         path.write_bytes(damaged)
-        with pytest.raises(GraspError, match="damaged or not one of graspcl's"):
+        with pytest.raises(GraspError, match="damaged or not written by graspcl"):
             load_state(path)
     with pytest.raises(GraspError, match="there is no checkpoint at"):
         load_state(tmp_path / "nowhere")

@@ -1,4 +1,4 @@
-"""A comparison that is stopped ends at once and leaves no process behind."""
+"""A sweep that is stopped ends at once and leaves no process behind."""
 
 import os
 import signal
@@ -29,10 +29,14 @@ def group(pid):
 
 @pytest.mark.parametrize(
     ("number", "to_all", "code"),
-    [(signal.SIGINT, True, 130), (signal.SIGTERM, False, 143), (signal.SIGKILL, False, -9)],
+    [
+        (signal.SIGINT, True, 130),
+        pytest.param(signal.SIGTERM, False, 143, marks=pytest.mark.slow),
+        (signal.SIGKILL, False, -9),
+    ],
 )
 def test_no_process_outlives_the_command(tmp_path, number, to_all, code):
-    command = [Path(sys.executable).with_name("graspcl"), "demo", "--streams", "listings", "--seeds", "40"]
+    command = [Path(sys.executable).with_name("graspcl"), "sweep", "listings", "--scale", "smoke", "--seeds", "400"]
     command += ["--workers", "2", "--out", tmp_path]
     with open(tmp_path / "log", "w") as log:
         # A test run in the background inherits that Ctrl-C is ignored; a user's command does not.
@@ -40,7 +44,7 @@ def test_no_process_outlives_the_command(tmp_path, number, to_all, code):
         running = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, preexec_fn=heed)
         try:
             deadline = time.monotonic() + 240
-            while not any(tmp_path.glob("demo-*/listings/base/**/*.safetensors")):  # until the workers are at work
+            while not any(tmp_path.glob("listings-smoke/base/**/*.safetensors")):  # until the workers are at work
                 assert time.monotonic() < deadline, "no base initialisation was finished"
                 time.sleep(0.2)
             (os.killpg if to_all else os.kill)(running.pid, number)

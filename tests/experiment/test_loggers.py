@@ -9,7 +9,7 @@ import pytest
 
 from graspcl.errors import GraspError, MissingExtra
 from graspcl.experiment import change, run
-from graspcl.experiment.loggers import LOGGERS, Together, catch_up, make_loggers
+from graspcl.experiment.loggers import LOGGERS, Logger, Loggers, catch_up, make_loggers
 
 PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
 CONFIG = {"name": "toy", "seed": 3, "buffer": {"capacity": "8MB"}}
@@ -99,7 +99,7 @@ def test_a_run_that_is_stopped_is_read_back_whole_with_each_session_once(name, t
     assert alpha == 61.5
 
 
-class Spy:
+class Spy(Logger):
     """Remembers what it hears, and fails at one of the calls."""
 
     def __init__(self, fails=""):
@@ -126,14 +126,14 @@ WHOLE = ["begin", "session 1", "session 2", "session 3", "end"]
 @pytest.mark.parametrize("fails", WHOLE)
 def test_one_that_fails_is_noted_and_the_others_go_on(fails, tmp_path):
     bad, good, told = Spy(fails), Spy(), []
-    logger = Together({"bad": bad, "good": good}, told.append)
+    logger = Loggers({"bad": bad, "good": good}, told.append)
     logger.begin(CONFIG, tmp_path)
     for record in RECORDS:
         logger.session(record)
     logger.end(SUMMARY)
     assert good.heard == WHOLE
     assert bad.heard == WHOLE[: WHOLE.index(fails) + 1]
-    assert told == ["bad is told no more of this run: OSError: the disk is full"]
+    assert told == ["bad stops logging this run: OSError: the disk is full"]
 
 
 class Stop(BaseException):
@@ -160,7 +160,7 @@ def test_the_end_is_told_though_the_run_was_killed_when_all_was_written(small, t
         raise Stop
 
     with monkeypatch.context() as patched, pytest.raises(Stop):
-        patched.setattr(Together, "end", stop)
+        patched.setattr(Loggers, "end", stop)
         run(config, folder)
     assert (folder / "summary.json").exists() and spies() == [[*WHOLE[:-1], "session 4"]]
     for _ in range(2):
@@ -188,7 +188,7 @@ def test_an_end_that_cannot_be_told_is_noted(tmp_path, spies, monkeypatch, damag
         (tmp_path / "metrics.jsonl").write_text("{")
     told = []
     catch_up("spy", CONFIG, tmp_path, SUMMARY, told.append)
-    assert len(told) == 1 and told[0].startswith("spy could not be told of the end: ")
+    assert len(told) == 1 and told[0].startswith("spy could not log the end of the run: ")
 
 
 @pytest.mark.parametrize("name", LOGGERS)
@@ -211,7 +211,7 @@ def test_a_damaged_note_is_no_reason_to_stop(tmp_path):
     spy = Spy()
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "spy.json").write_text("{")
-    logger = Together({"spy": spy}, pytest.fail)
+    logger = Loggers({"spy": spy}, pytest.fail)
     logger.begin(CONFIG, tmp_path)
     logger.session(RECORDS[0])
     assert spy.heard == ["begin", "session 1"]

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import shutil
 from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,9 +13,7 @@ import torch
 
 from graspcl.errors import GraspError
 from graspcl.experiment import Config, change, from_plain, load_learner, run
-from graspcl.experiment.prediction import reopen
-from graspcl.experiment.source import open_data
-from graspcl.experiment.start import forget
+from graspcl.experiment.prepare import open_data
 from graspcl.settings.presets import preset
 
 PIXELS, COLOURS = 16, ("red", "lime", "blue", "white")
@@ -77,14 +74,11 @@ def test_images_are_predicted_as_in_the_run_after_its_data_are_gone(options, tmp
     folder = tmp_path / "run"
     run(config, folder)
     samples, _ = open_data(config)
-    arrays = samples.read(samples.test)
-    files = samples.encoded_some(samples.test)[0]
-    paths = [tmp_path / "elsewhere" / Path(file).relative_to(tmp_path / "data") for file in files]
+    arrays, contents = samples.read(samples.test), samples.encoded_some(samples.test)[0]
     (tmp_path / "data").rename(tmp_path / "elsewhere")
+    files = {path.read_bytes(): path for path in (tmp_path / "elsewhere").rglob("*.png")}
+    paths = [files[content] for content in contents]
     shutil.rmtree(tmp_path / "cache")
-    forget()
-    with pytest.raises(GraspError, match="cannot be reopened"):
-        reopen(folder)
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     learned = load_learner(folder)
     found = learned.predict(paths)
@@ -97,18 +91,21 @@ def test_images_are_predicted_as_in_the_run_after_its_data_are_gone(options, tmp
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
-@pytest.fixture
-def image_run(tmp_path):
-    folder = tmp_path / "run"
-    run(image_settings(make_images(tmp_path / "data")), folder)
-    return folder
+@pytest.fixture(scope="module")
+def image_run(tmp_path_factory):
+    """A folder with a finished `run` and its `data`, to be read only."""
+    place = tmp_path_factory.mktemp("images")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRASPCL_CACHE", str(place / "cache"))
+        run(image_settings(make_images(place / "data")), place / "run")
+    return place
 
 
 def test_a_damaged_image_does_not_stop_the_others(image_run, tmp_path):
-    good = sorted((tmp_path / "data" / "lime").glob("*.png")) * 8  # more than a batch
+    good = sorted((image_run / "data" / "lime").glob("*.png")) * 8  # more than a batch
     bad = tmp_path / "bad.png"
     bad.write_bytes(good[0].read_bytes()[:100])
-    learned = load_learner(image_run)
+    learned = load_learner(image_run / "run")
     alone = learned.predict(good)
     mixed = learned.predict([*good[:5], bad, *good[5:], tmp_path / "nowhere.png"])
     assert mixed.problems.keys() == {5, len(good) + 1}
@@ -119,8 +116,8 @@ def test_a_damaged_image_does_not_stop_the_others(image_run, tmp_path):
     assert learned.predict([bad]).names == [None] and learned.predict([]).names == []
 
 
-def test_classes_come_in_the_order_of_their_probabilities(image_run, tmp_path):
-    found = load_learner(image_run).predict(sorted((tmp_path / "data" / "blue").glob("*.png")))
+def test_classes_come_in_the_order_of_their_probabilities(image_run):
+    found = load_learner(image_run / "run").predict(sorted((image_run / "data" / "blue").glob("*.png")))
     for best, row in zip(found.top(9), found.probabilities, strict=True):
         assert [value for _, value in best] == sorted(row, reverse=True)
         assert all(row[found.classes.index(name)] == value for name, value in best)
@@ -128,9 +125,9 @@ def test_classes_come_in_the_order_of_their_probabilities(image_run, tmp_path):
 
 
 def test_what_is_no_input_of_the_run_is_told(image_run):
-    learned = load_learner(image_run)
+    learned = load_learner(image_run / "run")
     for wrong in (torch.zeros(2, 3, PIXELS, PIXELS), np.zeros((2, 3, 8, 8), np.uint8), np.zeros((3, 16, 16), np.uint8)):
-        with pytest.raises(GraspError, match=r"images are uint8 \['n', 3, 16, 16\]"):
+        with pytest.raises(GraspError, match=r"give images as uint8 \['n', 3, 16, 16\]"):
             learned.predict(wrong)
     with pytest.raises(GraspError, match=r"a list of images; write predict\(\[one\]\)"):
         learned.predict("one.png")
@@ -142,22 +139,26 @@ def test_what_cannot_be_loaded_is_told(image_run, tmp_path):
             load_learner(path)
 
     refused("has no config.toml", tmp_path / "nowhere")
-    unfinished = shutil.copytree(image_run, tmp_path / "unfinished")
-    (unfinished / "summary.json").unlink()
-    refused("is not finished", unfinished)
-    (image_run / "classes.json").write_text("[")
-    refused("classes.json cannot be read", image_run)
-    shutil.rmtree(image_run / "checkpoints")
-    refused("kept no state; run it with --checkpoint.keep state", image_run)
+    assert not (tmp_path / "nowhere").exists()
+    folder = shutil.copytree(image_run / "run", tmp_path / "run")
+    (folder / "classes.json").write_text("[")
+    refused("classes.json cannot be read", folder)
+    next(folder.glob("checkpoints/*")).write_bytes(b"no")
+    refused("cannot be loaded: the checkpoint .* is damaged", folder)
+    shutil.rmtree(folder / "checkpoints")
+    refused("kept no state; run it with --checkpoint.keep state", folder)
+    (folder / "summary.json").unlink()
+    refused("is not finished", folder)
 
 
 def test_a_run_on_a_device_that_is_not_here_is_executed_on_another(image_run, tmp_path):
-    image = next((tmp_path / "data").rglob("*.png"))
-    expected = load_learner(image_run).predict([image]).probabilities
-    settings = image_run / "config.toml"
+    folder = shutil.copytree(image_run / "run", tmp_path / "run")
+    image = next((image_run / "data").rglob("*.png"))
+    expected = load_learner(folder).predict([image]).probabilities
+    settings = folder / "config.toml"
     text = settings.read_text(encoding="utf-8")
     settings.write_text(text.replace('device = "cpu"', 'device = "cuda:99"'), encoding="utf-8")
-    learned = load_learner(image_run)
+    learned = load_learner(folder)
     assert learned.config.execution.device != "cuda:99"
     assert learned.predict([image]).probabilities == pytest.approx(expected, abs=1e-4)
 
@@ -172,7 +173,7 @@ def test_a_codec_is_as_large_as_the_one_that_was_kept(tmp_path):
     text = file.read_text(encoding="utf-8")
     file.write_text(text.replace("codebooks = 4\n", "").replace("size = 8\n", "", 1), encoding="utf-8")
     samples, _ = open_data(config)
-    assert load_learner(tmp_path / "run").predict(samples.encoded_some(samples.test)[0].tolist()).names == predicted(
+    assert load_learner(tmp_path / "run").predict(samples.encoded_some(samples.test)[0]).names == predicted(
         tmp_path / "run"
     )
 
@@ -185,7 +186,7 @@ def test_photos_of_the_package_are_cut_as_in_the_run(rehearsal, tmp_path):
     run(config, tmp_path / "run")
     samples, _ = open_data(config)
     learned = load_learner(tmp_path / "run")
-    found = learned.predict(samples.encoded_some(samples.test)[0].tolist())
+    found = learned.predict(samples.encoded_some(samples.test)[0])
     assert found.names == predicted(tmp_path / "run")
     assert (found.probabilities == learned.predict(samples.read(samples.test)).probabilities).all()
 
@@ -236,7 +237,6 @@ def test_texts_are_predicted_as_in_the_run_after_its_data_are_gone(options, tmp_
     inputs = samples.read(samples.test)
     (tmp_path / "data.csv").unlink()
     shutil.rmtree(tmp_path / "cache")
-    forget()
     learned = load_learner(folder)
     found = learned.predict(texts)
     assert learned.reads == "texts" and found.names == predicted(folder)

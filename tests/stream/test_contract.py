@@ -98,7 +98,7 @@ def test_a_good_stream_passes_and_is_made_by_name(monkeypatch):
         (Mislabelled, "labels are those of the samples"),
         (ArrivesLate, "arrival is the first session"),
         (Homeless, "every class of the stream has a home"),
-        (ForgetsItsPlace, "go on where it was"),
+        (ForgetsItsPlace, "continue where it was"),
         (BeginsAgain, "refuse to begin again"),
     ],
 )

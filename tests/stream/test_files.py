@@ -49,7 +49,9 @@ def test_saved_again_it_is_the_same_file(path, tmp_path):
 
 def test_tasks_come_back(path):
     task_of = np.repeat([2, 0, 1], 20)
-    stream = TaskIncremental(np.arange(60), LABELS, task_of, np.random.default_rng(0), order=[1, 2, 0], base_tasks=1)
+    stream = TaskIncremental(
+        np.arange(60), LABELS, task_of, np.random.default_rng(0), task_order=[1, 2, 0], base_tasks=1
+    )
     save_stream(stream, path)
     assert load_stream(path).tasks == [2, 0] and load_stream(path).arrival == stream.arrival
 
@@ -81,11 +83,11 @@ def test_any_stream_comes_back(tmp_path_factory, data):
 
 def test_a_stream_of_other_data_is_refused(path):
     save_stream(blurred(), path, fingerprint="abc")
-    with pytest.raises(GraspError, match="other data: it was made for abc, not xyz"):
+    with pytest.raises(GraspError, match="made for other data: abc, not xyz"):
         load_stream(path, fingerprint="xyz")
     assert load_stream(path).name == "class_incremental"
     save_stream(blurred(), path)
-    with pytest.raises(GraspError, match="data that it does not name"):
+    with pytest.raises(GraspError, match="unnamed data"):
         load_stream(path, fingerprint="xyz")
 
 
@@ -146,10 +148,10 @@ def test_foreign_files_are_refused(path, kind):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"lengths": np.array([3, 3])}, "not as long as it says"),
-        ({"lengths": np.array([-1, 41])}, "not as long as it says"),
+        ({"lengths": np.array([3, 3])}, "do not have the lengths it states"),
+        ({"lengths": np.array([-1, 41])}, "do not have the lengths it states"),
         ({"lengths": np.array([20.0, 20.0])}, "lengths are not a list of whole numbers"),
-        ({"base": np.zeros(20, np.int64)}, "stands twice"),
+        ({"base": np.zeros(20, np.int64)}, "is in the stream twice"),
         ({"base": None}, "its base are missing"),
         ({"labels": np.arange(3)}, "labels for 60 samples"),
         ({"ids": np.array(["a"])}, "ids for 60 samples"),

@@ -97,13 +97,25 @@ def test_the_base_is_the_same_for_all_orders_of_arrival():
         ("iid", {"base_classes": 3, "sessions": 1}, "0 samples beside the 3 base classes"),
         ("iid", {"base_classes": 4, "sessions": 1}, "3 classes cannot be split"),
         ("iid", {"base_classes": 1, "sessions": 5}, "4 samples beside the 1 base classes cannot be split into 5"),
-        ("iid", {"base_classes": 1, "sessions": 0}, "cannot be split into 0 sessions"),
+        ("iid", {"base_classes": 1, "sessions": 0}, "sessions must be a whole number of at least 1, got 0"),
         ("task_incremental", {}, "needs a value for task_of"),
         ("task_incremental", {"task_of": [0, 1]}, "one task for each sample"),
         ("task_incremental", {"task_of": [0, 0, 1, 1, 2, 2], "base_tasks": 3}, "3 tasks cannot be split into 3 base"),
-        ("task_incremental", {"task_of": [0, 0, 1, 1, 2, 2], "order": [0, 1]}, "each of the 3 tasks once; missing: 2"),
-        ("long_tailed", {"base_classes": 1, "sessions": 1, "imbalance": 0.5}, "1 or more, not 0.5"),
-        ("long_tailed", {"base_classes": 1, "sessions": 1, "imbalance": "steep"}, "imbalance must be a number"),
+        (
+            "task_incremental",
+            {"task_of": [0, 0, 1, 1, 2, 2], "task_order": [0, 1]},
+            "each of the 3 tasks once; missing: 2",
+        ),
+        (
+            "long_tailed",
+            {"base_classes": 1, "sessions": 1, "imbalance": 0.5},
+            "imbalance must be a number of at least 1 or none, got 0.5",
+        ),
+        (
+            "long_tailed",
+            {"base_classes": 1, "sessions": 1, "imbalance": "steep"},
+            "imbalance must be a number of at least 1 or none, got 'steep'",
+        ),
         ("long_tailed", {"base_classes": 1, "sessions": 1, "largest_first": [0, 1, 2]}, "give an imbalance too"),
     ],
 )
@@ -115,12 +127,12 @@ def test_mistakes_are_explained(name, parameters, message):
 @pytest.mark.parametrize(
     ("indices", "labels", "message"),
     [
-        ([0, 1], [0], r"one label for each sample, not shapes \(2,\) and \(1,\)"),
+        ([0, 1], [0], r"one label for each sample, got shapes \(2,\) and \(1,\)"),
         ([], [], "at least one sample"),
         ([0, 1], ["cat", "dog"], "labels of a stream must be whole numbers"),
         ([0.0, 1.5], [0, 1], "indices of a stream must be whole numbers"),
-        ([0, -1], [0, 1], "indices from 0 on, not -1"),
-        ([3, 3], [0, 1], "stands twice"),
+        ([0, -1], [0, 1], "must be 0 or more, got -1"),
+        ([3, 3], [0, 1], "is in the stream twice"),
     ],
 )
 def test_samples_must_fit(indices, labels, message):

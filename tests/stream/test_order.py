@@ -77,12 +77,12 @@ def test_from_a_file(tmp_path, text):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("emu\nwolf\nant", r"each of the 4 classes once; 1 are missing, among them 'cat'"),
+        ("emu\nwolf\nant", r"each of the 4 classes once; 1 are missing, for example 'cat'"),
         ("emu\nwolv\nant\ncat", r"line 2 of .*order.txt: there is no class 'wolv'; did you mean 'wolf'\?"),
         ("emu\nxyzzy\nant\ncat", r"there is no class 'xyzzy'$"),
-        ("emu\nwolf\n\nemu\ncat", r"line 4 of .*: class 'emu' stands in line 1 already"),
+        ("emu\nwolf\n\nemu\ncat", r"line 4 of .*: class 'emu' is already in line 1"),
         ("", "4 are missing"),
-        (b"\xff\xfe\x00", "not a text file in UTF-8"),
+        (b"\xff\xfe\x00", "must be a UTF-8 text file"),
     ],
 )
 def test_mistakes_in_a_file_are_explained(tmp_path, text, message):
@@ -95,7 +95,7 @@ def test_mistakes_in_a_file_are_explained(tmp_path, text, message):
 @pytest.mark.parametrize(
     ("order", "message"),
     [
-        ("imagenet", "wnids of ImageNet-1K, such as n09332890; 4 of these 4 are not, among them 'ant'"),
+        ("imagenet", "wnids of ImageNet-1K, such as n09332890; 4 of these 4 are not, for example 'ant'"),
         ("randm", "no class order called 'randm', and no file of that name; did you mean 'random'"),
         (".", "cannot be read"),
         ([0, 1, 2], "each of the 4 classes once; missing: 3"),

@@ -42,7 +42,7 @@ def test_a_given_order_is_kept_and_a_seed_decides_otherwise():
 def test_a_stream_that_has_passed_cannot_be_read_again():
     stream = class_incremental()
     assert sum(len(chunk.indices) for chunk in stream) == len(stream)
-    with pytest.raises(GraspError, match="has passed"):
+    with pytest.raises(GraspError, match="has already started"):
         iter(stream)
     assert list(stream.resume()) == []
 
@@ -51,19 +51,19 @@ def test_a_stream_that_has_passed_cannot_be_read_again():
     ("changes", "message"),
     [
         ({"base_classes": 7}, "cannot be split"),
-        ({"base_classes": -1}, "cannot be split"),
-        ({"sessions": 0}, "cannot be split"),
+        ({"base_classes": -1}, "base_classes must be a whole number of at least 0, got -1"),
+        ({"sessions": 0}, "sessions must be a whole number of at least 1, got 0"),
         ({"sessions": 6}, "cannot be split"),
         ({"order": [1, 2, 3]}, "class order must name each"),
-        ({"chunk": 0}, "at least one sample"),
+        ({"chunk": 0}, "chunk must be a whole number of at least 1, got 0"),
         ({"chunk": 2.5}, "chunk must be a whole number"),
         ({"base_classes": "two"}, "base_classes must be a whole number"),
         ({"sessions": True}, "sessions must be a whole number"),
-        ({"order": "imagenet"}, "list of class numbers, not 'imagenet'"),
+        ({"order": "imagenet"}, "list of class numbers, got 'imagenet'"),
         ({"order": [5, 2, 9, 4, 7, 0, 0]}, "missing: 1; more than once: 0"),
         ({"order": [5, 2, 9, 4, 7, 0, 8]}, "missing: 1; not in the data: 8"),
-        ({"blurry": 1.0}, "less than 1"),
-        ({"blurry": -0.1}, "0 or more"),
+        ({"blurry": 1.0}, r"blurry must be a number in \[0, 1\), got 1.0"),
+        ({"blurry": -0.1}, r"blurry must be a number in \[0, 1\), got -0.1"),
         ({"blurry": "half"}, "blurry must be a number"),
     ],
 )
@@ -73,7 +73,7 @@ def test_mistakes_are_explained(changes, message):
 
 
 def test_a_sample_may_arrive_once():
-    with pytest.raises(GraspError, match="stands twice"):
+    with pytest.raises(GraspError, match="is in the stream twice"):
         Stream(base=[1], sessions=[[2, 1]])
 
 
@@ -102,7 +102,7 @@ def test_a_stream_without_labels_knows_no_classes():
     ("given", "message"),
     [
         ({"labels": [0, 0]}, "samples 0 to 2, but there are 2 labels"),
-        ({"labels": {0: 1, 1: 1}}, "no label, among them sample 2"),
+        ({"labels": {0: 1, 1: 1}}, "no label, for example sample 2"),
         ({"tasks": [1]}, "2 sessions cannot have 1 tasks"),
     ],
 )

@@ -12,7 +12,7 @@ ORDER = [4, 3, 0, 2, 1]  # dbpedia yahoo ag amazon yelp
 
 
 def stream(**changes):
-    parameters = {"rng": np.random.default_rng(0), "order": ORDER, **changes}
+    parameters = {"rng": np.random.default_rng(0), "task_order": ORDER, **changes}
     return TaskIncremental(1000 + np.arange(len(LABELS)), LABELS, TASK_OF, **parameters)
 
 
@@ -39,7 +39,7 @@ def test_first_tasks_as_base():
 
 
 def test_without_an_order_tasks_come_by_number():
-    assert stream(order=None).tasks == [0, 1, 2, 3, 4]
+    assert stream(task_order=None).tasks == [0, 1, 2, 3, 4]
 
 
 def test_samples_of_a_task_are_shuffled():

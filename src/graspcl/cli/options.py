@@ -1,43 +1,40 @@
-"""What several commands share: kinds of options, and how values are written."""
+"""What several commands share: kinds of options, settings on the command line, and their help."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter, validators
 
 from graspcl.errors import GraspError
-from graspcl.registry import parameter_names
+from graspcl.registry import load_plugin, parameter_names
 
 if TYPE_CHECKING:
-    from graspcl.experiment import Config
+    from graspcl.settings import Config
 
 AtLeastOne = Annotated[int, Parameter(validator=validators.Number(gte=1))]
 Plugins = Annotated[
     list[Path],
-    Parameter(
-        help="A Python file of yours that registers policies; may be given again.", negative=(), show_default=False
-    ),
+    Parameter(help="Python file that registers parts of your own; repeatable.", negative=(), show_default=False),
 ]
-
 Scale = Annotated[
     Literal["full", "small", "smoke"],
-    Parameter(help="The paper's; or with less data and smaller networks: small for a CPU, smoke to see that it runs."),
+    Parameter(help="Size of a preset: the paper's, small for a CPU, or smoke to see that it runs."),
 ]
 Kind = Annotated[
-    Literal["latent", "veridical"], Parameter(help="What is stored and rehearsed: latents, or samples as they came.")
+    Literal["latent", "veridical"], Parameter(help="What is stored and rehearsed: latents or raw samples.")
 ]
 Memory = Annotated[
-    Literal["bounded", "unbounded"], Parameter(help="The preset's bounded buffer, or one that keeps everything.")
+    Literal["bounded", "unbounded"], Parameter(help="The preset's buffer, or one that stores everything.")
 ]
 Settings = Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]
 
 
 def parse_settings(tokens: Sequence[str]) -> dict[str, str]:
-    """Settings by dotted names: `--a.b value`, `--a.b=value`, and `--a.b` alone for true.
+    """Parse settings by dotted names: `--a.b value`, `--a.b=value`, and `--a.b` alone for true.
 
     >>> parse_settings(["--policy", "grasp", "--budget.times=0.5", "--execution.compile"])
     {'policy': 'grasp', 'budget.times': '0.5', 'execution.compile': 'true'}
@@ -47,7 +44,7 @@ def parse_settings(tokens: Sequence[str]) -> dict[str, str]:
     while rest:
         token = rest.pop(0)
         if not token.startswith("--") or token == "--":
-            raise GraspError(f"{token!r} belongs to no option; settings are given as --name value")
+            raise GraspError(f"{token!r} belongs to no option; write settings as --name value")
         name, equals, value = token[2:].partition("=")
         if not equals:
             value = rest.pop(0) if rest and not rest[0].startswith("--") else "true"
@@ -59,7 +56,7 @@ def parse_settings(tokens: Sequence[str]) -> dict[str, str]:
 
 
 def refuse(given: Iterable[str], decided: Mapping[str, str]) -> None:
-    """Refuse settings that something else decides: `decided` has its name by that of the setting or group.
+    """Refuse settings that something else decides; `decided` maps settings or groups to it.
 
     >>> refuse(["policy.name"], {"policy": "--policies"})
     Traceback (most recent call last):
@@ -73,18 +70,14 @@ def refuse(given: Iterable[str], decided: Mapping[str, str]) -> None:
 
 
 def resolve(
-    command: Callable[..., None],
-    what: str,
-    settings: Sequence[str],
-    scale: Scale = "full",
-    rehearsal: Kind | None = None,
-    memory: Memory = "bounded",
-) -> Config:
-    """The settings of a preset, a TOML file or a run's folder, with changes from the command line.
+    command: Callable[..., None], what: str, settings: Sequence[str], scale: Scale = "full",
+    rehearsal: Kind | None = None, memory: Memory = "bounded",
+) -> Config:  # fmt: skip
+    """Return the settings of a preset, a TOML file or a run folder, with changes from the command line.
 
-    `command` is who asks: one of its options may have been meant by what is no setting.
+    `command` is the calling one: a setting that does not exist may be a misspelt option of it.
     """
-    from graspcl.experiment import change, from_plain, preset
+    from graspcl.settings import change, from_plain, preset
     from graspcl.settings.presets import names
     from graspcl.settings.read import read_toml
 
@@ -94,7 +87,7 @@ def resolve(
         config = preset(what, scale, rehearsal, memory, own_data=data)
     elif path.suffix == ".toml" or path.is_dir():
         if (scale, rehearsal, memory) != ("full", None, "bounded"):
-            raise GraspError("--scale, --rehearsal and --memory are of presets; in a file they are written out")
+            raise GraspError("--scale, --rehearsal and --memory are for presets; change the settings of a file instead")
         file = path / "config.toml" if path.is_dir() else path
         config = from_plain({"name": file.stem, **read_toml(file)}, str(file))
     else:
@@ -106,20 +99,29 @@ def resolve(
             raise GraspError(f"there is no option --{name}; did you mean --{close[0]}?")
     config = change(config, options)
     if memory == "unbounded" and config.buffer.capacity is not None:
-        raise GraspError(f"--memory unbounded keeps everything, a buffer of {config.buffer.capacity} does not")
+        raise GraspError(f"--memory unbounded contradicts a buffer of {config.buffer.capacity}")
     return config
 
 
-def parse_values(given: dict[str, dict[str, str]] | None) -> dict[str, dict[str, Any]]:
-    """Parameters by part and name, as written on the command line."""
-    from graspcl.settings.read import parse
+def settings_help() -> str:
+    """Return all settings by group, with their defaults."""
+    from graspcl.settings.config import Config, as_plain
+    from graspcl.settings.read import all_settings, flatten
 
-    return {part: {name: parse(text) for name, text in own.items()} for part, own in (given or {}).items()}
+    defaults, groups = flatten(as_plain(Config())), dict[str, list[str]]()
+    for name, _ in all_settings():
+        group, _, key = name.partition(".")
+        value = defaults.get(name, defaults.get(f"{name}.name", "none"))
+        if not name.startswith("base.optimiser.") or key == "optimiser.name":  # it is like --optimiser
+            groups.setdefault(f"--{group}.*" if key else "--*", []).append(f"{key or name}={value}")
+    intro = (
+        "Settings and their defaults; presets set their own (graspcl show PRESET). Write --data.pixels 64, or --buffer "
+        "8MB for the first of a group. Parts take parameters: --policy mir --policy.candidates 50."
+    )
+    return "\n\n".join([intro, *(f"{group} {', '.join(own)}" for group, own in groups.items())])
 
 
 def load_plugins(paths: list[Path]) -> None:
-    """Make the parts of users' own files known."""
-    from graspcl.registry import load_plugin
-
+    """Load the files of --plugin."""
     for path in paths:
         load_plugin(path)

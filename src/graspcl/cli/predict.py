@@ -24,38 +24,38 @@ _CHUNK = 4096  # inputs that are predicted before their lines are written
 
 @dataclass(frozen=True)
 class Input:
-    """One image or text: what the table calls it, what messages call it, and what is wrong with it already."""
+    """One image or text: its name in the table, its content, its name in messages, and a problem known already."""
 
     name: str
     content: Any
-    called: str = ""
+    place: str = ""
     fault: str = ""
 
 
 def predict(
     run: Path,
     /,
-    *inputs: Annotated[str, Parameter(allow_leading_hyphen=True)],  # so that - is one
+    *inputs: Annotated[str, Parameter(allow_leading_hyphen=True)],  # so that - can be one
     output: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
     text: str | None = None,
     top: AtLeastOne = 1,
     plugin: Plugins = [],  # noqa: B006  (never changed; cyclopts shows it as the default)
 ) -> None:
-    """Say of which class images or texts are, by what a finished run has learned, as a CSV table.
+    """Classify images or texts with a finished run, as a CSV table.
 
     Parameters
     ----------
     run
-        The folder of a finished run that kept its state; its data need not be there any more.
+        Folder of a finished run that kept its state; the run's data are not needed.
     inputs
-        Images: files, folders or zip files of them. Texts: tables (CSV, TSV, JSONL, Parquet), or .txt files with a
-        text per line. Or - for lines from standard input: texts, or the paths of images.
+        Images: files, folders or zip files. Texts: tables (CSV, TSV, JSONL, Parquet), or .txt files with one text per
+        line. Use - to read lines from standard input: texts, or paths of images.
     output
-        The table; by default it is printed.
+        File for the table; by default it is printed.
     text
-        The column of the texts in tables, by default that of the run.
+        Column of the texts in tables; by default that of the run.
     top
-        How many of the likeliest classes are told.
+        Number of most likely classes per input.
     """
     from graspcl.experiment import load_learner
     from graspcl.state import write_whole
@@ -64,7 +64,7 @@ def predict(
     if output is not None and output.is_dir():
         raise GraspError(f"{output} is a folder; give -o the name of the table, such as {output / 'predictions.csv'}")
     if not inputs:
-        raise GraspError("give what to predict after the run: image files or folders, tables of texts, or - for lines")
+        raise GraspError("give inputs after the run: image files or folders, tables of texts, or - for standard input")
     _refuse_options(inputs)
     learned = load_learner(run)
     if text is not None and learned.reads == "images":
@@ -83,7 +83,7 @@ def predict(
 
 
 def _refuse_options(inputs: tuple[str, ...]) -> None:
-    """A misspelt option would pass for an input."""
+    """Refuse a misspelt option, which would pass for an input."""
     for each in inputs:
         if each.startswith("-") and each != "-":
             hint = nearest(each.partition("=")[0], ["--output", "--text", "--top", "--plugin", "--help"])
@@ -91,13 +91,13 @@ def _refuse_options(inputs: tuple[str, ...]) -> None:
 
 
 class _Table:
-    """Predictions of `inputs` as CSV: a line for each, without a class for those that cannot be read."""
+    """Predictions of `inputs` as CSV, one line each; those that cannot be read have no class."""
 
     def __init__(self, learned: Learned, top: int, inputs: list[Input]) -> None:
         self.learned, self.top, self.inputs = learned, min(top, len(learned.classes)), inputs
         self.lost = 0
         if not inputs:
-            raise GraspError("there is nothing to predict: the input has no lines")
+            raise GraspError("there is nothing to predict: the inputs are empty")
 
     def write(self, file: IO[str]) -> None:
         writer = csv.writer(file, lineterminator="\n")
@@ -117,17 +117,17 @@ class _Table:
         faults = {places[position]: fault for position, fault in found.problems.items()}
         for place, one in enumerate(part):
             if fault := one.fault or faults.get(place):
-                print(f"graspcl: {one.called}{fault}", file=sys.stderr)
+                print(f"graspcl: {one.place}{fault}", file=sys.stderr)
                 self.lost += 1
             cells = [cell for name, value in best.get(place, []) for cell in (name, f"{value:.6f}")]
             yield [one.name, *cells, *[""] * (2 * self.top - len(cells))]
 
 
-# -- what is predicted -------------------------------------------------------------------------------------------------
+# -- inputs ------------------------------------------------------------------------------------------------------------
 
 
 def _images(given: str, run: Path) -> list[Input]:
-    """The image file, the images of the folder or zip file, or those whose paths stand in standard input."""
+    """Return an image file, the images of a folder or zip file, or those whose paths come from standard input."""
     from graspcl.data.image_folder import SUFFIXES
     from graspcl.data.table_reader import KINDS
     from graspcl.data.trees import open_tree
@@ -136,14 +136,14 @@ def _images(given: str, run: Path) -> list[Input]:
         return [Input(line, line) for line in _standard_input()]
     path = _existing(given)
     if path.is_file() and path.suffix.lower() in KINDS:
-        raise GraspError(f"the run in {run} learned images, and {path} holds texts; give images, or a run of texts")
+        raise GraspError(f"the run in {run} learned images, and {path} has texts; give images, or a run of texts")
     if path.is_file() and path.suffix.lower() != ".zip":
         return [Input(given, path)]
     tree = open_tree(path)
     names = sorted(name for name in tree.sizes if Path(name).suffix.lower() in SUFFIXES)
     if not names:
-        raise GraspError(f"{path} has no images; their names end in one of {', '.join(sorted(SUFFIXES))}")
-    files = {name: tree.path(name) for name in names}  # what is wrong with a file is told with its path
+        raise GraspError(f"{path} has no images; their names must end in one of {', '.join(sorted(SUFFIXES))}")
+    files = {name: tree.path(name) for name in names}  # messages about files have their path already
     return [
         Input(str(path / name), file or partial(tree.read, name), "" if file else f"{path / name}: ")
         for name, file in files.items()
@@ -151,7 +151,7 @@ def _images(given: str, run: Path) -> list[Input]:
 
 
 def _texts(given: str, run: Path, column: str, many: bool) -> list[Input]:
-    """The texts of a table or a file of lines, or the lines of standard input; rows of `many` files bear its name."""
+    """Return the texts of a table, of a file of lines, or of standard input; with `many` files, names tell which."""
     from graspcl.data.image_folder import SUFFIXES
     from graspcl.data.table_reader import KINDS, Field, read_column
 
@@ -163,7 +163,7 @@ def _texts(given: str, run: Path, column: str, many: bool) -> list[Input]:
             what = "a folder" if path.is_dir() else "an image"
             raise GraspError(f"the run in {run} learned texts, and {path} is {what}; give texts, or a run of images")
         if path.suffix.lower() not in KINDS:
-            raise GraspError(f"{path} is of no kind that is known; names of texts end in one of {', '.join(KINDS)}")
+            raise GraspError(f"{path} is no known file of texts; its name must end in one of {', '.join(KINDS)}")
         fields = read_column(path, column)
     where = "standard input" if given == "-" else given
     return [
@@ -185,11 +185,11 @@ def _standard_input() -> list[str]:
     return [line.rstrip("\n") for line in sys.stdin]
 
 
-# -- where it goes -----------------------------------------------------------------------------------------------------
+# -- output ------------------------------------------------------------------------------------------------------------
 
 
 def _as_text(file: IO[bytes], write: Callable[[IO[str]], None]) -> None:
-    # Names of files may be in any encoding: they are written as they are.
+    # File names may be in any encoding: they are written unmodified.
     text = io.TextIOWrapper(file, encoding="utf-8", errors="surrogateescape", newline="")
     write(text)
     text.flush()

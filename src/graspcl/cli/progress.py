@@ -22,21 +22,18 @@ from rich.progress import (
 )
 from rich.table import Column
 
-_RECENT = 600.0  # seconds that the time left is judged by; a run of a sweep takes minutes
-_SECONDS = 20.0  # between two lines about a step, where no bars can be shown
+_RECENT = 600.0  # seconds from which the time left is estimated; a run of a sweep takes minutes
+_SECONDS = 20.0  # between two lines about a step, without a terminal
 
 
 class Bars:
-    """Shows an experiment's steps as bars; a finished step leaves one line with its time.
-
-    Where the output is no terminal but a file or a pipe, a long step is a line now and then.
-    """
+    """Shows steps as bars; a finished step leaves one line with its time. Files and pipes get lines instead of bars."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
         columns = (
             SpinnerColumn(),
-            TextColumn("{task.description}", table_column=Column()),  # the only one that gives way to the others
+            TextColumn("{task.description}", table_column=Column()),  # the only one that may wrap
             BarColumn(bar_width=20, table_column=Column(no_wrap=True)),
             MofNCompleteColumn(table_column=Column(no_wrap=True)),
             TimeElapsedColumn(table_column=Column(no_wrap=True)),
@@ -54,7 +51,7 @@ class Bars:
 
     @contextlib.contextmanager
     def task(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
-        """A bar for a step of `total` parts."""
+        """Show a bar for a step of `total` parts."""
         bar = self._progress.add_task(escape(title), total=total)
         try:
             yield self._advance(bar, title, total)
@@ -66,14 +63,14 @@ class Bars:
     def _advance(self, bar: TaskID, title: str, total: int) -> Callable[[int], None]:
         if self.console.is_terminal:
             return lambda done: self._progress.advance(bar, done)
-        so_far, told = 0, time.monotonic()
+        so_far, shown = 0, time.monotonic()
 
         def advance(done: int) -> None:
-            nonlocal so_far, told
+            nonlocal so_far, shown
             so_far += done
             self._progress.advance(bar, done)
-            if time.monotonic() - told > _SECONDS:
-                told = time.monotonic()
+            if time.monotonic() - shown > _SECONDS:
+                shown = time.monotonic()
                 left = self._task(bar).time_remaining
                 about = "" if left is None else f", about {timedelta(seconds=int(left))} left"
                 self.note(f"{title}: {so_far} of {total}{about}")
@@ -84,5 +81,5 @@ class Bars:
         return self._progress.tasks[self._progress.task_ids.index(bar)]
 
     def note(self, text: str) -> None:
-        """One line above the bars."""
+        """Show one line above the bars."""
         self.console.print(f"[dim]{escape(text)}[/dim]", soft_wrap=True)

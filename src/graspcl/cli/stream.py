@@ -1,4 +1,4 @@
-"""The commands around streams: stream show, stream save."""
+"""The commands for streams: stream show, stream save."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from graspcl.cli.options import Plugins, Scale, Settings, load_plugins, resolve
 from graspcl.errors import GraspError
 
 if TYPE_CHECKING:
-    from graspcl.experiment import Config
+    from graspcl.settings import Config
 
 stream = App(name="stream", help="Show or save the order in which samples arrive.")
 
@@ -26,12 +26,12 @@ def show_stream(
     scale: Scale = "full",
     plugin: Plugins = [],  # noqa: B006
 ) -> None:
-    """Show what a stream brings, session by session.
+    """Show the samples and classes of each session.
 
     Parameters
     ----------
     what
-        A preset, a TOML file, the folder of a run, or a stream that was saved.
+        A preset, a TOML file, a run folder, or a saved stream.
     """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -43,7 +43,7 @@ def show_stream(
     table = Table("session", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in ("samples", "classes", "new"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for heading in ("the first new", "largest", "smallest"):
+    for heading in ("first new classes", "largest", "smallest"):
         table.add_column(heading, overflow="fold")
     for row in describe(arriving, names):
         table.add_row(
@@ -63,14 +63,14 @@ def save_stream(
     scale: Scale = "full",
     plugin: Plugins = [],  # noqa: B006
 ) -> None:
-    """Write the stream of a preset or TOML file to a file, for --stream.file.
+    """Save the stream of a preset or TOML file, for --stream.file.
 
     Parameters
     ----------
     what
-        A preset, or a TOML file.
+        A preset or a TOML file.
     out
-        The file to write.
+        File to write.
     """
     from graspcl.stream import save_stream as write
 
@@ -81,8 +81,7 @@ def save_stream(
 
 
 def _stream(what: str, settings: tuple[str, ...], scale: Scale) -> tuple[Any, list[str] | None]:
-    import json
-
+    from graspcl.experiment import RunFolder
     from graspcl.settings.presets import names
     from graspcl.stream import load_stream
 
@@ -90,16 +89,16 @@ def _stream(what: str, settings: tuple[str, ...], scale: Scale) -> tuple[Any, li
     saved = path / "stream.npz" if path.is_dir() and what not in names() else path
     if saved.suffix == ".npz":
         if settings or scale != "full":
-            raise GraspError(f"{saved} is a stream that was saved: it has no settings")
-        classes = saved.with_name("classes.json")
-        return load_stream(saved), json.loads(classes.read_text()) if classes.exists() else None
+            raise GraspError(f"{saved} is a saved stream: it takes no settings")
+        place = RunFolder(saved.parent)
+        return load_stream(saved), place.class_names() if (saved.parent / "classes.json").exists() else None
     samples, arriving = _arranged(resolve(show_stream, what, settings, scale))
     return arriving, samples.classes
 
 
 def _arranged(config: Config) -> tuple[Any, Any]:
-    """The samples of a run, and their stream."""
-    from graspcl.experiment.source import arrange, open_data
+    """Return the samples of a run, and their stream."""
+    from graspcl.experiment.prepare import arrange, open_data
     from graspcl.settings.rules import check
 
     check(config)

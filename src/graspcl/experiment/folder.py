@@ -1,15 +1,17 @@
-"""The run folder: what a run was, what it measured, and where it was stopped; nothing pickled.
+"""The run folder: settings, measurements and checkpoints of one run. Nothing is pickled.
 
 config.toml        every setting; `graspcl run config.toml` repeats the run
 environment.json   versions, processor, threads, fingerprint of the data
-stream.npz         which samples came when
-metrics.jsonl      a line per session, written as it goes
-predictions.npz    test labels, and predictions after base initialisation and after each session
-plans/             per session: what was stored, and which of it each mini-batch showed
-drift.npz          representation drift after every update, where it was measured
-checkpoints/       the state to go on from; after the last session the state that the run ended in
-progress.json      there while a process is at work: which one, and how far it is
-summary.json       written last: a folder without it is an unfinished run
+classes.json       names of the classes, by label
+stream.npz         which samples arrive when
+metrics.jsonl      one line per session, appended while the run works
+predictions.npz    test labels, and predictions after the base and after each session
+plans/             per session: which samples were stored, and which of them each mini-batch used
+drift.npz          representation drift after every update, if measured
+problems.json      problems of the data, if any
+checkpoints/       states to resume from; after the last session, the final state
+progress.json      exists while a process works: which one, and how far it is
+summary.json       written last: a folder without it holds an unfinished run
 """
 
 from __future__ import annotations
@@ -26,40 +28,88 @@ from typing import Any
 
 import numpy as np
 
+from graspcl.cache import lock
 from graspcl.checks import Array
 from graspcl.errors import GraspError
 from graspcl.settings.config import Config, as_plain, identity
-from graspcl.settings.read import read_toml
+from graspcl.settings.read import from_plain, read_toml
 from graspcl.state import drop_unfinished, load_state, save_state, write_whole
 
-# What a run may have left that was killed before it wrote its settings.
-_BEFORE = re.compile(r"\.lock|base|failure\.txt|progress\.json|(progress\.json|config\.toml)\.\d+\.part")
-_CHECKPOINTS = 2  # kept: if the last one is damaged, the one before it serves
+# What a run may leave that is killed before it writes its settings.
+_EARLY_FILES = re.compile(r"\.lock|base|failure\.txt|progress\.json|(progress\.json|config\.toml)\.\d+\.part")
+_CHECKPOINTS = 2  # kept: if the last one is damaged, the one before it is used
 
 
 class RunFolder:
-    """Writes one run's files; each is replaced in one step, but for metrics.jsonl, which grows by lines."""
+    """The files of one run. Each is replaced in one step, except metrics.jsonl, which grows by lines."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with _disk_errors(path):
-            path.mkdir(parents=True, exist_ok=True)
+
+    @contextlib.contextmanager
+    def claim(self, config: Config) -> Iterator[None]:
+        """Hold the folder for a run of `config`; create it, and remove it again if the run writes nothing.
+
+        Raises:
+            GraspError: another process holds it, or it has a run of other settings or other files.
+        """
+        self.holds(config)
+        created = [place for place in (self.path, *self.path.parents) if not place.exists()]
+        with _disk_errors(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+        with lock(self.path / ".lock", wait=False):
+            try:
+                yield
+            finally:
+                if created and not (self.path / "config.toml").exists():
+                    with contextlib.suppress(OSError):  # not empty
+                        (self.path / ".lock").unlink(missing_ok=True)
+                        for place in created:
+                            place.rmdir()
+
+    def holds(self, config: Config) -> bool:
+        """Whether the folder has a run of these settings; refuse one with other settings or other files."""
+        if not (self.path / "config.toml").exists():
+            if self.path.is_dir() and not all(_EARLY_FILES.fullmatch(path.name) for path in self.path.iterdir()):
+                raise GraspError(f"{self.path} has files that are not of a run; choose another folder")
+            return False
+        found, own = identity(read_toml(self.path / "config.toml")), identity(as_plain(config))
+        if found != own:
+            other = sorted(key for key in {*found, *own} if found.get(key) != own.get(key))
+            raise GraspError(f"{self.path} has a run with other settings ({', '.join(other)}); choose another folder")
+        return True
 
     @property
     def finished(self) -> bool:
-        """Whether the run came to its end."""
+        """Whether the run has finished."""
         return (self.path / "summary.json").exists()
 
+    def config(self) -> Config:
+        """Read config.toml."""
+        file = self.path / "config.toml"
+        if not file.is_file():
+            raise GraspError(f"{self.path} is not a run folder: it has no config.toml")
+        return from_plain(read_toml(file), str(file))
+
+    def class_names(self) -> list[str]:
+        """Read classes.json: the names of the classes, by label."""
+        names = self._read_json("classes.json")
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise GraspError(f"{self.path / 'classes.json'} must be a list of class names")
+        return names
+
     def summary(self) -> dict[str, Any]:
-        """What a finished run came to."""
+        """Read summary.json of a finished run."""
+        return dict(self._read_json("summary.json"))
+
+    def _read_json(self, name: str) -> Any:
         try:
-            found: dict[str, Any] = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
+            return json.loads((self.path / name).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise GraspError(f"{self.path / 'summary.json'} cannot be read: {error}") from error
-        return found
+            raise GraspError(f"{self.path / name} cannot be read: {error}") from error
 
     def clear(self) -> None:
-        """Forget an earlier run in this folder; progress.json is of the one that is at work now."""
+        """Delete the files of an earlier run; progress.json belongs to the current one."""
         with _disk_errors(self.path):
             for name in ("summary.json", "metrics.jsonl", "predictions.npz", "drift.npz", "failure.txt"):
                 (self.path / name).unlink(missing_ok=True)
@@ -67,26 +117,26 @@ class RunFolder:
                 file.unlink()
 
     def write_config(self, config: dict[str, Any]) -> None:
-        """config.toml"""
+        """Write config.toml."""
         import tomli_w
 
         self._write("config.toml", tomli_w.dumps(config).encode())
 
     def write_json(self, name: str, value: Any) -> None:
-        """`name`.json"""
+        """Write NAME.json."""
         self._write(f"{name}.json", json.dumps(value, indent=2).encode())
 
     def write_metrics(self, records: list[dict[str, Any]]) -> None:
-        """metrics.jsonl with just these lines, where a run goes on from a checkpoint."""
+        """Write metrics.jsonl with just these lines, when a run resumes from a checkpoint."""
         self._write("metrics.jsonl", "".join(json.dumps(record) + "\n" for record in records).encode())
 
     def append_metrics(self, record: dict[str, Any]) -> None:
-        """One more line of metrics.jsonl."""
+        """Append a line to metrics.jsonl."""
         with _disk_errors(self.path), open(self.path / "metrics.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 
     def write_arrays(self, name: str, **arrays: Array) -> None:
-        """`name`.npz, compressed."""
+        """Write NAME.npz, compressed."""
         content = io.BytesIO()
         np.savez_compressed(content, **arrays)  # type: ignore[arg-type]
         self._write(f"{name}.npz", content.getvalue())
@@ -98,7 +148,7 @@ class RunFolder:
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def save_checkpoint(self, state: dict[str, Any]) -> None:
-        """The state to go on from, in one step; the one before it is kept too."""
+        """Save a state to resume from, in one step; the previous one is kept too."""
         found = self._checkpoints()
         number = int(found[-1].stem) + 1 if found else 1
         save_state(self.path / "checkpoints" / f"{number:06d}.safetensors", state)
@@ -106,22 +156,22 @@ class RunFolder:
             for old in found[: 1 - _CHECKPOINTS]:
                 old.unlink()
 
-    def load_checkpoint(self, tell: Callable[[str], None]) -> dict[str, Any] | None:
-        """The newest state that can be read; a damaged one is told of, and the one before it taken."""
+    def load_checkpoint(self, note: Callable[[str], None]) -> dict[str, Any] | None:
+        """Return the newest readable state; call `note` about damaged ones."""
         for folder in (self.path, self.path / "checkpoints", self.path / "plans"):
             drop_unfinished(folder)
         for path in reversed(self._checkpoints()):
             try:
                 state = load_state(path)
                 if "stream" not in state:
-                    raise GraspError(f"the checkpoint {path} is not of a run")
+                    raise GraspError(f"the checkpoint {path} does not belong to a run")
                 return state
             except GraspError as error:
-                tell(f"{error}; the one before it is used, if there is one")
+                note(f"{error}; trying the previous one")
         return None
 
     def drop_checkpoints(self, all_but: int = 0) -> None:
-        """Delete checkpoints, but for the last few."""
+        """Delete all checkpoints except the last `all_but`."""
         found = self._checkpoints()
         with _disk_errors(self.path):
             for path in found[: len(found) - all_but]:
@@ -131,23 +181,9 @@ class RunFolder:
         return sorted(path for path in self.path.glob("checkpoints/*.safetensors") if path.stem.isdecimal())
 
 
-def held(folder: Path, config: Config) -> bool:
-    """Whether the folder has a run of these settings; one of others, or other files, are never overwritten."""
-    file = folder / "config.toml"
-    if not file.exists():
-        if folder.is_dir() and not all(_BEFORE.fullmatch(path.name) for path in folder.iterdir()):
-            raise GraspError(f"{folder} has files that are not of a run; choose another folder")
-        return False
-    found, own = identity(read_toml(file)), identity(as_plain(config))
-    if found != own:
-        other = sorted(key for key in {*found, *own} if found.get(key) != own.get(key))
-        raise GraspError(f"{folder} holds a run with other settings ({', '.join(other)}); choose another folder")
-    return True
-
-
 @contextlib.contextmanager
 def _disk_errors(path: Path) -> Iterator[None]:
-    """Turns a full disk or a missing folder into an error for people."""
+    """Turn a full disk or a missing folder into a readable error."""
     try:
         yield
     except OSError as error:
@@ -155,7 +191,7 @@ def _disk_errors(path: Path) -> Iterator[None]:
 
 
 def environment() -> dict[str, Any]:
-    """What a result depends on beside the settings."""
+    """Return what a result depends on beside the settings."""
     import torch
 
     packages = ("graspcl", "numpy", "torch", "numba", "faiss-cpu")

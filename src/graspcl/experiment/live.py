@@ -1,4 +1,4 @@
-"""How far a run is, told while it is at work: to its bar, and in progress.json to who watches it from outside."""
+"""Progress of a run at work: its bar, one line per session, and progress.json for those who watch from outside."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from graspcl.stream import Stream
 _PAUSE = 2.0  # seconds between two writes
 
 
-class Live:
-    """progress.json in the folder of a run: there as long as the run is at work, and renewed every few seconds.
+class ProgressFile:
+    """progress.json in a run folder: it exists while a process works, and is rewritten every few seconds.
 
-    It says which process on which machine that is. No run goes on from it, and if it cannot be written, nothing stops.
+    It names the process and the machine. Nothing resumes from it, and a failure to write it stops nothing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -35,9 +35,9 @@ class Live:
         self._ends: list[int] = []  # of sessions, in updates of the whole run
         self._advance: Callable[[int], None] = lambda updates: None
         self._at = 0
-        self._begun: tuple[float, int] | None = None  # when the first update of this process was done, and where
+        self._begun: tuple[float, int] | None = None  # time and place of the first update in this process
 
-    def __enter__(self) -> Live:
+    def __enter__(self) -> ProgressFile:
         self.beat()
         return self
 
@@ -45,18 +45,18 @@ class Live:
         self.close()
 
     def close(self) -> None:
-        """Nobody is at work any more."""
+        """Remove the file: no process works any more."""
         with contextlib.suppress(OSError):
             self._file.unlink(missing_ok=True)
 
     def follow(self, plan: Sequence[int], advance: Callable[[int], None]) -> None:
-        """Call `advance` with the updates just done, of sessions as long as `planned` says."""
+        """Call `advance` with the updates just done, of sessions with the lengths `plan`."""
         self._ends, self._advance = list(itertools.accumulate(plan)), advance
 
     def step(self, number: int, rehearsal: Rehearsal) -> None:
-        """An update of session `number` is done."""
+        """Note an update of session `number`."""
         begin, end = ([0, *self._ends])[number - 1 : number + 1]
-        # A session that is longer than was planned, or shorter, takes the planned part of the whole.
+        # A session that is longer or shorter than planned still fills its planned part of the bar.
         self._go_to(begin + (end - begin) * rehearsal.updates // max(1, rehearsal.budget.updates))
         if self._begun is None:
             self._begun = time.monotonic(), self._at
@@ -71,11 +71,11 @@ class Live:
             self.beat()
 
     def passed(self, sessions: int) -> None:
-        """So many sessions are over, whether they spent their budgets or not."""
+        """Note that this many sessions are over, whether they spent their budgets or not."""
         self._go_to(([0, *self._ends])[sessions])
 
     def beat(self) -> None:
-        """Renew the file if it is old enough; that never takes more than a twentieth of the time."""
+        """Rewrite the file if it is old enough; writing takes at most a twentieth of the time."""
         if (begin := time.monotonic()) < self._due:
             return
         facts = {**self._facts, "pid": os.getpid(), "host": socket.gethostname(), "time": time.time()}
@@ -90,7 +90,7 @@ class Live:
             self._at = place
 
     def _left(self) -> float | None:
-        """Seconds, if the updates to come take as long as those since this process began."""
+        """Estimate the seconds left from the speed of this process."""
         assert self._begun is not None
         begun, place = self._begun
         done = self._at - place
@@ -98,9 +98,9 @@ class Live:
 
 
 def planned(settings: BudgetConfig, stream: Stream, fits: int | None) -> list[int]:
-    """About how many updates each session will have, at least one; `fits` as in `session_budget`.
+    """Estimate the updates of each session, at least one; `fits` as in `session_budget`.
 
-    It is another number where samples are held out, where sessions end early, and where a learner takes more.
+    Held-out samples, early stopping and learners that take more change the real number.
 
     >>> planned(BudgetConfig(passes=1.0, batch_size=10), Stream(range(40), [range(40, 60), range(60, 80)]), None)
     [6, 8]
@@ -110,7 +110,7 @@ def planned(settings: BudgetConfig, stream: Stream, fits: int | None) -> list[in
 
 
 def one_line(record: dict[str, Any], sessions: int) -> str:
-    """What a session of so many brought.
+    """Return one line about a session, of `sessions` in all.
 
     >>> one_line({"session": 1, "accuracy": 56.0, "loss": 0.4119, "updates": 600, "training_seconds": 40.0,
     ...           "selection_seconds": 0.9}, 2)

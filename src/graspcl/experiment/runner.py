@@ -1,8 +1,8 @@
-"""One run, from base initialisation to the last session. It can be stopped at any moment and goes on where it was."""
+"""One run, from the base to the last session. It can be stopped at any moment and resumes from its checkpoint."""
 
 from __future__ import annotations
 
-import contextlib
+import copy
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -11,16 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from graspcl.cache import alone
 from graspcl.checks import Array
 from graspcl.errors import GraspError
-from graspcl.experiment.folder import RunFolder, environment, held
-from graspcl.experiment.live import Live, one_line, planned
+from graspcl.experiment.folder import RunFolder, environment
+from graspcl.experiment.live import ProgressFile, one_line, planned
 from graspcl.experiment.loggers import catch_up, make_loggers
 from graspcl.experiment.measure import (
     DriftMeter,
+    EnergyMeter,
     HeldOut,
-    Meter,
     Patience,
     TestSet,
     arrivals,
@@ -28,9 +27,9 @@ from graspcl.experiment.measure import (
     session_budget,
     stored_distances,
 )
-from graspcl.experiment.start import Ready, new_learner, ready, start_state
+from graspcl.experiment.prepare import Prepared, PreparedCache, learn_base
 from graspcl.learner import Diverged, Rehearsal, SessionLog
-from graspcl.metric import Accuracies, accuracies, head_and_tail, summarise_drift
+from graspcl.metric import accuracies, head_and_tail, summarise_drift
 from graspcl.policy import Budget
 from graspcl.progress import Progress, Silent
 from graspcl.random import generator
@@ -44,73 +43,81 @@ _TOTALS = (
 )  # fmt: skip
 
 
-def run(config: Config, folder: Path, progress: Progress | None = None, base: Path | None = None) -> dict[str, Any]:
-    """Learn a stream with the configured learner and policy; returns the summary, and leaves everything in `folder`.
+def run(
+    config: Config, folder: Path, progress: Progress | None = None, base: Path | None = None,
+    cache: PreparedCache | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Learn a stream with the configured learner and policy.
 
-    A run of the same settings that was stopped there goes on, to the same bytes as if it had not been stopped; one
-    that was finished is not repeated. States that several runs begin from are shared in the folder `base`.
+    A stopped run of the same settings in `folder` resumes and ends in the same bytes as one that was never stopped.
+    A finished run is not repeated.
+
+    Args:
+        config: settings of the run.
+        folder: its folder.
+        progress: shows the work.
+        base: folder for states after the base, which several runs share; by default inside `folder`.
+        cache: remembers what is prepared, for several runs in one process.
+
+    Returns:
+        The summary, which is also in summary.json.
     """
-    check(config)
-    progress = progress or Silent()
-    if held(folder, config) and RunFolder(folder).finished:
-        progress.note(f"{folder} holds this run already, finished")
-        summary = RunFolder(folder).summary()
+    check_run(config)
+    progress, place = progress or Silent(), RunFolder(folder)
+    if place.holds(config) and place.finished:
+        progress.note(f"{folder} has this run already, finished")
+        summary = place.summary()
         catch_up(config.log, as_plain(config), folder, summary, progress.note)
         return summary
-    with contextlib.ExitStack() as stack:
-        live = None
-        if held(folder, config):  # a run that goes on is at work from now on; a new one when its data are found good
-            live = _at_work(folder, stack)
-        start = ready(config, progress)
-        live = live or _at_work(folder, stack)
-        return Run(config, start, RunFolder(folder), progress, base or folder / "base", live).finish()
+    with place.claim(config), ProgressFile(folder) as live:
+        prepared = (cache or PreparedCache()).get(config, progress)
+        return _RunLoop(config, prepared, place, progress, base or folder / "base", live).finish()
 
 
-def _at_work(folder: Path, stack: contextlib.ExitStack) -> Live:
-    RunFolder(folder)  # is made, if need be: the lock lies in it
-    stack.enter_context(alone(folder))
-    return stack.enter_context(Live(folder))
+def check_run(config: Config) -> None:
+    """Refuse settings that cannot work, and loggers that are not installed, before anything is read."""
+    check(config)
+    make_loggers(config.log)
 
 
-class Run:
-    """A run under way, as far as its last checkpoint tells."""
+class _RunLoop:
+    """A run at work: observe, rehearse and evaluate, session by session."""
 
     def __init__(
-        self, config: Config, start: Ready, folder: RunFolder, progress: Progress, base: Path, live: Live
+        self, config: Config, prepared: Prepared, folder: RunFolder, progress: Progress, base: Path, live: ProgressFile
     ) -> None:
-        self.config, self.start, self.folder, self.progress, self.live = config, start, folder, progress, live
-        self.stream = start.stream(config)
-        self.learner = new_learner(config, start)
-        samples = start.samples
+        self.config, self.prepared, self.folder, self.progress, self.live = config, prepared, folder, progress, live
+        self.stream = copy.copy(prepared.stream)  # it counts what has passed
+        self.learner = prepared.new_learner(config)
+        samples, readable = prepared.samples, prepared.readable
         train, test = np.array(samples.train), np.array(samples.test)
-        test = test[start.readable[test] & np.isin(samples.labels[test], [*self.stream.home])]
-        self.tests = TestSet(start.codes[test], samples.labels[test], arrivals(self.stream, samples, test))
-        self.fits = samples_within(config, self.learner, start.codes[train[start.readable[train]][:1000]])
-        codec, stopper = self.learner.buffer.codec, generator(config.seed, "held out")
-        self.held = HeldOut(config.stop, codec, stopper) if config.stop.patience is not None else None
+        test = test[readable[test] & np.isin(samples.labels[test], [*self.stream.home])]
+        self.tests = TestSet(prepared.codes[test], samples.labels[test], arrivals(self.stream, samples, test))
+        self.fits = samples_within(config, self.learner, prepared.codes[train[readable[train]][:1000]])
+        self.held_out: HeldOut | None = None
+        if config.stop.patience is not None:
+            self.held_out = HeldOut(config.stop, self.learner.buffer.codec, generator(config.seed, "held out"))
         self.records: list[dict[str, Any]] = []
         self.predictions: list[Array] = []
         self.drift: dict[int, Array] = {}  # curves by session
-        self.seconds, self._begun = 0.0, time.perf_counter()
+        self.seconds, self._started = 0.0, time.perf_counter()
         self._saved = time.perf_counter()
         self._pause = config.checkpoint.seconds
-        self._meter = Meter()
+        self._energy = EnergyMeter()
         self._interrupted = self._restore(base)
         self.logger = make_loggers(config.log, progress.note)
         self.logger.begin(as_plain(config), folder.path)
-        for record in self.records:  # what it was told before it does not hear again
+        for record in self.records:  # loggers skip what they have already
             self.logger.session(record)
 
-    # -- the loop ------------------------------------------------------------------------------------------------------
-
     def finish(self) -> dict[str, Any]:
-        """Go to the end of the stream; returns the summary."""
+        """Run to the end of the stream; return the summary."""
         title = f"{self.config.name}: {self.config.label}, seed {self.config.seed}"
         plan = planned(self.config.budget, self.stream, self.fits)
         with self.progress.task(title, sum(plan)) as advance:
             self.live.follow(plan, advance)
             if self._interrupted is not None:
-                self._session(self.stream_session, self._interrupted)
+                self._session(len(self.records) + 1, self._interrupted)
             self.live.passed(len(self.records))
             for chunk in self.stream.resume():
                 self._observe(chunk.indices)
@@ -119,62 +126,60 @@ class Run:
                     self._session(chunk.session)
         return self._conclude()
 
-    @property
-    def stream_session(self) -> int:
-        """The session that the last chunk belongs to."""
-        return len(self.records) + 1
-
     def _observe(self, indices: Array) -> None:
-        labels, codes = self.start.samples.labels[indices], self.start.codes[indices]
-        if self.held is not None:
-            stays = self.held.take(codes, labels, indices)
-            indices, labels, codes = indices[stays], labels[stays], codes[stays]
+        labels, codes = self.prepared.samples.labels[indices], self.prepared.codes[indices]
+        if self.held_out is not None:
+            kept = self.held_out.take(codes, labels, indices)
+            indices, labels, codes = indices[kept], labels[kept], codes[kept]
         if len(indices):
             self.learner.observe_codes(codes, labels, indices)
 
+    # -- a session -----------------------------------------------------------------------------------------------------
+
     def _session(self, number: int, state: dict[str, Any] | None = None) -> None:
-        """One rehearsal session, or the rest of one, and what it brought."""
+        """Rehearse for one session, or for the rest of an interrupted one, and record it."""
         if state is None:
             awake, _ = self.tests.predict(self.learner, number)
             about: dict[str, Any] = {"session": number, "accuracy_before_rehearsal": self.tests.accuracy(awake, number)}
-            distances = stored_distances(
-                self.learner, self.config.measure.distances, generator(self.config.seed, f"distances {number}")
-            )
+            rng = generator(self.config.seed, f"distances {number}")
+            distances = stored_distances(self.learner, self.config.measure.distances, rng)
             budget = session_budget(self.config.budget, self.learner.buffer.seen, self.fits)
             rehearsal = Rehearsal(self.learner, self.learner.session_budget(budget))
         else:
             about, distances = dict(state["about"]), state["distances"]
             rehearsal = Rehearsal(self.learner, Budget(**state["rehearsal"]["budget"]), state["rehearsal"])
         meter = DriftMeter(self.tests, self.config.measure.drift, number, generator(self.config.seed, "drift"))
-        meter.curve = list(state["drift"]) if state else []
         patience = Patience(self.config.stop.patience or 1)
-        if state:
+        if state is not None:
+            meter.curve = list(state["drift"])
             patience.best, patience.since = state["patience"]
+
+        def session_state() -> dict[str, Any]:
+            return {
+                "about": about, "rehearsal": rehearsal.state_dict(), "drift": meter.curve, "distances": distances,
+                "patience": [patience.best, patience.since],
+            }  # fmt: skip
+
         try:
-            meter.look(self.learner)
+            meter.measure(self.learner)
             while not rehearsal.done:
                 rehearsal.step()
-                meter.look(self.learner)
-                if self._enough(rehearsal, patience):
+                meter.measure(self.learner)
+                if self._stops_early(rehearsal, patience):
                     rehearsal.stop()
-                self._save_now_and_then(
-                    lambda: {
-                        "about": about, "rehearsal": rehearsal.state_dict(), "drift": meter.curve,
-                        "distances": distances, "patience": [patience.best, patience.since],
-                    }
-                )  # fmt: skip
+                self._save_if_due(session_state)
                 self.live.step(number, rehearsal)
             log = rehearsal.finish()
         except Diverged as error:
-            self.progress.note(f"session {number} was given up: {error}")
+            self.progress.note(f"session {number} is abandoned: {error}")
             rehearsal.abandon()
             about, log = {**about, "failed": str(error)}, None
         self._record(about, log, rehearsal.budget, meter, distances)
 
-    def _enough(self, rehearsal: Rehearsal, patience: Patience) -> bool:
-        if self.held is None or rehearsal.done or rehearsal.updates % self.config.stop.every:
+    def _stops_early(self, rehearsal: Rehearsal, patience: Patience) -> bool:
+        if self.held_out is None or rehearsal.done or rehearsal.updates % self.config.stop.every:
             return False
-        return patience.lost(self.held.accuracy(self.learner))
+        return patience.exhausted(self.held_out.accuracy(self.learner))
 
     def _record(
         self, about: dict[str, Any], log: SessionLog | None, budget: Budget, meter: DriftMeter, distances: Array
@@ -185,9 +190,9 @@ class Run:
         record: dict[str, Any] = {**about, "accuracy": self.tests.accuracy(predicted, number), "top5": top5}
         if log is not None:
             record |= {**asdict(log.costs), "coverage": log.coverage, "stored": log.stored}
-            loss = float(log.losses[-10:].mean()) if len(log.losses) else None
-            apart = 0 if self.held is None else self.held.buffer.nbytes
-            record |= {"buffer_bytes": log.buffer_bytes + apart, "loss": loss}
+            held_out = 0 if self.held_out is None else self.held_out.buffer.nbytes
+            record["buffer_bytes"] = log.buffer_bytes + held_out
+            record["loss"] = float(log.losses[-10:].mean()) if len(log.losses) else None
             record["updates_saved"] = budget.updates - log.costs.updates
             plan = {"labels": log.labels, "ids": log.ids, "picks": log.picks, "distances": distances}
             self.folder.write_arrays(f"plans/session-{number}", **plan)
@@ -196,27 +201,33 @@ class Run:
                 summary = summarise_drift(meter.curve)
                 record |= {"drift_auc": summary.auc, "drift_mean": summary.mean}
         record = {name: _or_none(value) for name, value in record.items()}
-        self._meter.joules()  # counters begin anew at their end: they are asked now and then
+        self._energy.joules()  # now and then, since counters wrap around
         if log is not None:
             self.progress.note(one_line(record, len(self.stream.sessions)))
         self.records.append(record)
         self.folder.append_metrics(record)
         self.logger.session(record)
-        self._write_results()
-        self._save_now_and_then(None)
-        self.live.passed(number)
-
-    def _write_results(self) -> None:
         tests = {"labels": self.tests.labels, "arrived": self.tests.arrived}
         self.folder.write_arrays("predictions", **tests, predictions=np.stack(self.predictions))
         if self.drift:
             self.folder.write_arrays("drift", **{f"session_{n}": curve for n, curve in self.drift.items()})
+        self._save_if_due(lambda: None)
+        self.live.passed(number)
 
-    def _by_task(self, result: Accuracies) -> dict[str, float]:
-        """Where sessions are tasks, the mean of their final accuracies, as IDBR reports it."""
-        return {} if self.stream.tasks is None else {"alpha_tasks": float(np.nanmean(result.matrix[-1]))}
+    # -- the end -------------------------------------------------------------------------------------------------------
 
     def _conclude(self) -> dict[str, Any]:
+        summary = self._summary()
+        keep = self.config.checkpoint.keep == "state"
+        if keep:
+            self._save(None)
+        self.live.close()  # first: a finished run has no such file, whenever it is killed
+        self.folder.write_json("summary", summary)
+        self.logger.end(summary)
+        self.folder.drop_checkpoints(all_but=int(keep))  # last: until then the run resumes from one of them
+        return summary
+
+    def _summary(self) -> dict[str, Any]:
         result = accuracies(self.predictions, self.tests.labels, self.tests.arrived)
         head, tail = head_and_tail(
             self.predictions[-1], self.tests.labels, self.stream.counts, threshold=self.config.measure.head
@@ -228,73 +239,67 @@ class Run:
         for name in ("drift_auc", "drift_mean"):
             if drifts := [record[name] for record in done if name in record]:
                 totals[name] = float(np.mean(drifts))
+        if self.stream.tasks is not None:  # the mean of the tasks' final accuracies, as IDBR reports it
+            totals["alpha_tasks"] = float(np.nanmean(result.matrix[-1]))
+        matrix = [[None if np.isnan(value) else round(float(value), 4) for value in row] for row in result.matrix]
         summary = {
             "policy": str(self.config.policy), "learner": str(self.config.learner), "seed": self.config.seed,
-            "matrix": _plain(result.matrix), **result.summary(), "alpha_head": head, "alpha_tail": tail,
+            "matrix": matrix, **result.summary(), "alpha_head": head, "alpha_tail": tail,
             "top5": self.records[-1]["top5"], **totals,
-            "seconds": self.seconds + time.perf_counter() - self._begun, "joules": self._meter.joules(),
-            **self._by_task(result),
-            "failed_sessions": len(self.records) - len(done), "unreadable_samples": int((~self.start.readable).sum()),
+            "seconds": self.seconds + time.perf_counter() - self._started, "joules": self._energy.joules(),
+            "failed_sessions": len(self.records) - len(done),
+            "unreadable_samples": int((~self.prepared.readable).sum()),
         }  # fmt: skip
-        summary = {name: _or_none(value) for name, value in summary.items()}
-        keep = self.config.checkpoint.keep == "state"
-        if keep:
-            self._save(None)
-        self.live.close()  # before: a finished run has no such file, wherever it is killed
-        self.folder.write_json("summary", summary)
-        self.logger.end(summary)
-        self.folder.drop_checkpoints(all_but=int(keep))  # not before: until then the run goes on from one of them
-        return summary
+        return {name: _or_none(value) for name, value in summary.items()}
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
     def _restore(self, base: Path) -> dict[str, Any] | None:
-        """Go to the last checkpoint, or to where the stream begins; returns the session that was interrupted."""
+        """Load the last checkpoint, or go to the start of the stream; return the session that was interrupted."""
         state = self.folder.load_checkpoint(self.progress.note)
         if state is None:
-            self._begin(base)
+            self._start(base)
             return None
-        if state["start"] != self.start.key:
+        if state["start"] != self.prepared.key:
             raise GraspError(
-                f"the run in {self.folder.path} cannot go on: its data, network or codec are not those that it began "
-                "with. Begin it anew in another folder, or delete this one"
+                f"the run in {self.folder.path} cannot resume: its data, network or codec have changed since it "
+                "started. Start it again in another folder, or delete this one"
             )
         self.stream.load_state_dict(state["stream"])
         self.learner.load_state_dict(state["learner"])
-        if self.held is not None:
-            self.held.load_state_dict(state["held"])
+        if self.held_out is not None:
+            self.held_out.load_state_dict(state["held"])
         self.records, self.seconds = list(state["records"]), float(state["seconds"])
         self.predictions = list(np.asarray(state["predictions"]))
-        self._meter.go_on(state["joules"])
+        self._energy.resume(state["joules"])
         self.drift = {int(number): np.asarray(curve) for number, curve in state["drift"].items()}
         self.folder.write_metrics(self.records)
         session: dict[str, Any] | None = state["session"]
-        where = f"session {self.stream_session}"
+        where = f"session {len(self.records) + 1}"
         if session is not None:
             where += f", update {session['rehearsal']['updates']} of {session['rehearsal']['budget']['updates']}"
-        self.progress.note(f"goes on from a checkpoint ({where})")
+        self.progress.note(f"resuming from a checkpoint ({where})")
         return session
 
-    def _begin(self, base: Path) -> None:
-        samples = self.start.samples
+    def _start(self, base: Path) -> None:
+        prepared, samples = self.prepared, self.prepared.samples
         self.folder.clear()
         self.folder.write_config(as_plain(self.config))
-        about = {"data": samples.name, "fingerprint": samples.fingerprint(), "base": self.start.backbone.log}
+        about = {"data": samples.name, "fingerprint": prepared.fingerprint, "base": prepared.log}
         self.folder.write_json("environment", {**environment(), **about})
         self.folder.write_json("classes", samples.classes)
-        save_stream(self.stream, self.folder.path / "stream.npz", fingerprint=samples.fingerprint())
-        if self.start.problems:
-            self.folder.write_json("problems", self.start.problems)
-            self.progress.note(f"problems with the data: {len(self.start.problems)}, listed in problems.json")
-        state = start_state(self.config, self.start, base, self.progress)
-        self.learner.load_state_dict({**state, "policy": self.learner.policy.state_dict()})
+        save_stream(self.stream, self.folder.path / "stream.npz", fingerprint=prepared.fingerprint)
+        if prepared.problems:
+            self.folder.write_json("problems", prepared.problems)
+            self.progress.note(f"problems with the data: {len(prepared.problems)}, listed in problems.json")
+        learn_base(self.config, prepared, self.learner, base, self.progress)
         self.predictions.append(self.tests.predict(self.learner, 0)[0])
 
-    def _save_now_and_then(self, session: Callable[[], dict[str, Any]] | None) -> None:
-        """A checkpoint if the last one is old enough; saving never takes more than a twentieth of the time."""
+    def _save_if_due(self, session: Callable[[], dict[str, Any] | None]) -> None:
+        """Save a checkpoint if the last one is old enough; saving takes at most a twentieth of the time."""
         if time.perf_counter() - self._saved >= self._pause:
             begin = time.perf_counter()
-            self._save(None if session is None else session())
+            self._save(session())
             self._saved = time.perf_counter()
             if self.config.checkpoint.seconds:
                 self._pause = max(self.config.checkpoint.seconds, 20 * (self._saved - begin))
@@ -302,24 +307,20 @@ class Run:
     def _save(self, session: dict[str, Any] | None) -> None:
         self.folder.save_checkpoint(
             {
-                "start": self.start.key,
+                "start": self.prepared.key,
                 "stream": self.stream.state_dict(),
                 "learner": self.learner.state_dict(),
-                "held": None if self.held is None else self.held.state_dict(),
+                "held": None if self.held_out is None else self.held_out.state_dict(),
                 "records": self.records,
                 "predictions": np.stack(self.predictions),
                 "drift": self.drift,
-                "joules": self._meter.joules(),
-                "seconds": self.seconds + time.perf_counter() - self._begun,
+                "joules": self._energy.joules(),
+                "seconds": self.seconds + time.perf_counter() - self._started,
                 "session": session,
             }
         )
 
 
 def _or_none(value: Any) -> Any:
-    """JSON has no NaN."""
+    """Return None for NaN, which JSON does not have."""
     return None if isinstance(value, float) and np.isnan(value) else value
-
-
-def _plain(matrix: Array) -> list[list[float | None]]:
-    return [[None if np.isnan(value) else round(float(value), 4) for value in row] for row in matrix]

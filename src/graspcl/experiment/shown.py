@@ -13,8 +13,8 @@ from graspcl.checks import Array
 from graspcl.data import Samples, Subset
 from graspcl.data.hub import HUB
 from graspcl.errors import GraspError
-from graspcl.experiment.source import open_data
-from graspcl.experiment.texts import TextVectors, TokenIds
+from graspcl.experiment.inputs import EncodedTexts
+from graspcl.experiment.prepare import open_data
 from graspcl.images import thumbnail
 from graspcl.settings.read import from_plain, read_toml
 
@@ -74,7 +74,7 @@ def open_shown(folder: Path) -> Shown:
     if samples.fingerprint() != then:
         raise GraspError(f"the data at {config.data.path} are not those that the run learned from")
     inner = samples.samples if isinstance(samples, Subset) else samples
-    return Shown(samples, inner.texts if isinstance(inner, TextVectors | TokenIds) else None)
+    return Shown(samples, inner.texts if isinstance(inner, EncodedTexts) else None)
 
 
 def _begin(text: str) -> str:

@@ -1,22 +1,31 @@
-"""The settings of a run: one tree of dataclasses, which is the Python API, the TOML file and the command line.
+"""The tree of settings. It is the Python API, the TOML file and the command line at once.
 
-In each group the first setting is the one that stands for the group: `--buffer 0.2GB` is `--buffer.capacity 0.2GB`.
+The first setting of a group stands for the group: `--buffer 0.2GB` means `--buffer.capacity 0.2GB`. A group with
+`parameters` chooses a registered part by its first setting; further settings of the group go to that part.
+This module loads no torch.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from graspcl.learner import Optimiser
-from graspcl.model import Execution
+from graspcl.checks import Count, Natural, NonNegative, Positive, Range, checked
+from graspcl.errors import GraspError
+
+if TYPE_CHECKING:
+    from graspcl.learner import Optimiser
+    from graspcl.model import Execution
 
 
+@checked
 @dataclass(frozen=True)
 class Part:
-    """A part by its name, with parameters that are not its defaults.
+    """A registered part by its name, with the parameters that differ from its defaults.
 
     >>> str(Part("uniform_balanced", {"replace": False}))
     'uniform_balanced(replace=False)'
@@ -30,143 +39,184 @@ class Part:
         return f"{self.name}({given})" if given else self.name
 
 
+@checked
 @dataclass(frozen=True)
 class DataConfig:
-    """Where samples come from.
+    """Where samples come from."""
 
-    `path` is a folder or zip file of images, or the name of data that come by pip: groceries, listings. Of it `classes`
-    classes (the first of the stream's order) with at most `per_class` training and `test_per_class` test samples each
-    are used, by default all. `val_mapping` and `test_split` are those of image folders. Texts come as a table (CSV,
-    TSV, JSONL, Parquet) with the columns `text` and `label`, or as several of them in a folder: `tasks` says which, as
-    "ag,yelp,yahoo", and `per_class` then counts in each.
-    """
-
-    path: str = ""
-    pixels: int = 224
-    classes: int | None = None
-    per_class: int | None = None
-    test_per_class: int | None = None
-    val_mapping: str | None = None
-    test_split: str | None = None
-    text: str = "text"
-    label: str = "label"
-    tasks: str | None = None
+    path: str = ""  # folder or zip file of images, table of texts, folder of tables, hf:NAME, or a registered name
+    pixels: Count = 224  # side of the square that images are cut and resized to
+    classes: Count | None = None  # number of classes to use, the first in stream.order; all by default
+    per_class: Count | None = None  # training samples per class at most; with `tasks`, per class and task
+    test_per_class: Count | None = None  # test samples per class at most
+    val_mapping: str | None = None  # image folders: file that maps validation images to classes
+    test_split: str | None = None  # image folders: folder of the test images
+    text: str = "text"  # tables: column of the texts
+    label: str = "label"  # tables: column of the labels
+    tasks: str | None = None  # names of tables in the folder `path`, as "ag,yelp,yahoo"; each is a task
+    parameters: dict[str, Any] = field(default_factory=dict)  # of a registered source
 
 
+@checked
 @dataclass(frozen=True)
 class StreamConfig:
-    """The order of arrival: which kind of stream, how many classes are known at its start, in how many sessions the
-    others come.
+    """In which order samples arrive."""
 
-    `order` is random, sorted, imagenet (the reference's) or a file with one class a line. `blurry` is the share of
-    samples that come in another session than their class, `imbalance` the ratio of the largest to the smallest class
-    of a long-tailed stream, `file` a stream that was saved.
-    """
-
-    kind: str = "class_incremental"
-    base_classes: int = 0
-    sessions: int = 1
-    order: str = "random"
-    blurry: float = 0.0
-    imbalance: float | None = None
-    chunk: int = 512
-    file: str | None = None
+    kind: str = "class_incremental"  # a registered stream (`graspcl list streams`)
+    base_classes: Natural = 0  # classes known before the stream starts
+    sessions: Count = 1  # number of sessions in which the other classes arrive
+    order: str = "random"  # class order: random, sorted, imagenet (the reference's), or a file with one class per line
+    blurry: Annotated[float, Range(0, 1, below=True)] = 0.0  # share of samples that arrive in another session
+    imbalance: Annotated[float, Range(1)] | None = None  # size of the largest class over the smallest
+    chunk: Count = 512  # samples that arrive at a time
+    file: str | None = None  # a saved stream to use instead
+    parameters: dict[str, Any] = field(default_factory=dict)  # further parameters of a registered stream
 
 
+@checked
+@dataclass(frozen=True)
+class OptimiserConfig:
+    """Settings of `graspcl.learner.Optimiser`."""
+
+    name: Literal["sgd", "adamw"] = "sgd"
+    lr: Positive = 1.6
+    momentum: Annotated[float, Range(0, 1, below=True)] = 0.9
+    weight_decay: NonNegative = 1e-5
+    layer_decay: Annotated[float, Range(0, 1, above=True)] = 0.99
+    schedule: Literal["onecycle", "constant"] = "onecycle"
+
+    def make(self) -> Optimiser:
+        """Make the optimiser."""
+        from graspcl.learner import Optimiser
+
+        return Optimiser(**asdict(self))
+
+
+@checked
 @dataclass(frozen=True)
 class BaseConfig:
-    """What comes before the stream.
+    """What happens before the stream starts.
 
-    First the network learns: `method` is none (its weights are what they are), weights (a file), supervised or swav
-    (training on the base classes; from `weights` if given) with `epochs`, `batch_size` and `lr`. Then the base samples
-    are stored, and rehearsed for `passes` passes of uniform rehearsal with `optimiser` (by default the sessions').
+    First the network learns, then the base samples are stored and rehearsed uniformly. `method` is none (initial
+    weights), weights (load a file), supervised or swav (train on the base classes, starting from `weights` if given).
     """
 
     method: Literal["none", "weights", "supervised", "swav"] = "none"
-    weights: str | None = None
-    epochs: int = 50
-    batch_size: int = 256
-    lr: float = 0.2
-    passes: float = 0.0
-    optimiser: Optimiser | None = None
+    weights: str | None = None  # file of weights
+    epochs: Count = 50  # of training
+    batch_size: Annotated[int, Range(2)] = 256  # of training
+    lr: Positive = 0.2  # of training
+    passes: NonNegative = 0.0  # of uniform rehearsal over the stored base samples
+    optimiser: OptimiserConfig | None = None  # of that rehearsal; by default that of the sessions
+
+    @property
+    def trains(self) -> bool:
+        """Whether the network is trained on the base classes."""
+        return self.method in ("supervised", "swav")
 
 
+@checked
 @dataclass(frozen=True)
 class BufferConfig:
-    """What is kept: a number of samples, a size such as "8MB", or everything (none); and who makes room."""
+    """What is stored: a number of samples, a size such as "8MB", or everything (none); and the rule that evicts."""
 
-    capacity: int | str | None = None
+    capacity: Count | str | None = None
     maintenance: Part = Part("largest_class")
 
 
+@checked
 @dataclass(frozen=True)
 class BudgetConfig:
-    """What a session may spend: `updates` mini-batches, or so many `passes` over the stored samples; `times` that."""
+    """What a session spends: `updates` mini-batches, or `passes` over the stored samples; times `times`."""
 
-    updates: int | None = None
-    passes: float = 1.0
-    batch_size: int = 64
-    times: float = 1.0
+    updates: Natural | None = None
+    passes: NonNegative = 1.0
+    batch_size: Count = 64
+    times: Positive = 1.0
 
 
+@checked
 @dataclass(frozen=True)
 class StopConfig:
-    """When a session may end early: after `patience` looks at held-out samples, `every` so many updates, without a
-    better accuracy. For that a `share` of the arriving samples is kept apart and never rehearsed.
+    """When a session ends early: after `patience` evaluations on held-out samples without a better accuracy.
+
+    Evaluations happen `every` n updates. A `share` of the arriving samples is held out and never rehearsed.
     """
 
-    patience: int | None = None
-    every: int = 25
-    share: float = 0.05
+    patience: Count | None = None
+    every: Count = 25
+    share: Annotated[float, Range(0, 1, above=True, below=True)] = 0.05
 
 
+@checked
 @dataclass(frozen=True)
 class MeasureConfig:
-    """What is measured beside accuracy: representation `drift` on so many held-out old samples after every update, and
-    before every session the `distances` of about so many stored samples to their prototypes, class by class.
-    """
+    """What is measured beside accuracy."""
 
-    drift: int = 0
-    distances: int = 500
-    head: int = 100  # classes with more training samples than this are the head of a long tail
+    drift: Natural = 0  # held-out old samples whose representation drift is measured after every update
+    distances: Natural = 500  # stored samples, about, whose distances to prototypes are measured before every session
+    head: int = 100  # classes with more training samples than this form the head of a long tail
 
 
+@checked
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """How often a run is saved: after so many `seconds`, 0 for after every update. A finished run keeps its last state
-    (network, buffer, means, generators) or nothing but its results.
-    """
+    """How often a run is saved, in seconds (0: after every update), and whether a finished run keeps its last state."""
 
-    seconds: float = 60.0
+    seconds: NonNegative = 60.0
     keep: Literal["state", "nothing"] = "state"
 
 
+@checked
+@dataclass(frozen=True)
+class ExecutionConfig:
+    """Settings of `graspcl.model.Execution`."""
+
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    compile: bool = False
+    device: str = "auto"
+    channels_last: bool = True
+
+    def make(self) -> Execution:
+        """Make the execution; refuse what this machine cannot do."""
+        from graspcl.model import Execution
+
+        return Execution(**asdict(self)).resolve()
+
+
+@checked
 @dataclass(frozen=True)
 class Config:
-    """One run."""
+    """All settings of one run; `log` lists loggers: tensorboard, wandb, mlflow, separated by commas.
+
+    >>> Config(seed=-1)
+    Traceback (most recent call last):
+        ...
+    graspcl.errors.GraspError: seed must be a whole number of at least 0, got -1
+    """
 
     name: str = "run"
     policy: Part = Part("grasp")
     learner: Part = Part("siesta")
     rehearsal: Literal["latent", "veridical"] = "latent"
-    seed: int = 0
-    log: str | None = None  # where else sessions are told of: tensorboard, wandb, mlflow, separated by commas
-    data: DataConfig = DataConfig()
-    stream: StreamConfig = StreamConfig()
+    seed: Natural = 0
+    log: str | None = None
+    data: DataConfig = field(default_factory=DataConfig)
+    stream: StreamConfig = field(default_factory=StreamConfig)
     network: Part = Part("mobilenet_v3_large")
     codec: Part = Part("opq")
     base: BaseConfig = BaseConfig()
     buffer: BufferConfig = BufferConfig()
     budget: BudgetConfig = BudgetConfig()
-    optimiser: Optimiser = field(default_factory=Optimiser)
+    optimiser: OptimiserConfig = OptimiserConfig()
     stop: StopConfig = StopConfig()
     measure: MeasureConfig = MeasureConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
-    execution: Execution = field(default_factory=lambda: Execution(device="auto"))
+    execution: ExecutionConfig = ExecutionConfig()
 
     @property
     def label(self) -> str:
-        """The run in a table: its learner and policy.
+        """Return learner and policy, as tables show them.
 
         >>> Config(policy=Part("uniform_balanced", {"replace": False})).label
         'siesta + uniform_balanced(replace=False)'
@@ -174,37 +224,66 @@ class Config:
         return f"{self.learner} + {self.policy}"
 
     @property
+    def folder(self) -> str:
+        """Return the folder of all runs of this name, below a folder of runs."""
+        return folder_name(self.name)
+
+    @property
     def path(self) -> str:
-        """Where the run lies below a folder of runs: by name, learner, policy and seed, and a hash of its identity."""
-        return f"{self.name}/{self.learner}/{self.policy}/seed-{self.seed}-{digest(identity(as_plain(self)))[:6]}"
+        """Return the run's folder below a folder of runs: name, learner, policy, seed and a digest of the settings."""
+        parts = (self.folder, folder_name(str(self.learner)), folder_name(str(self.policy)))
+        return f"{'/'.join(parts)}/seed-{self.seed}-{digest(identity(as_plain(self)))[:6]}"
+
+    @property
+    def reads(self) -> str:
+        """Return what the network reads: "images", "texts" or "vectors"."""
+        from graspcl.model import networks
+
+        return str(networks.declared(self.network.name, "reads"))
 
     def with_(self, **changes: Any) -> Config:
-        """The same settings with changes."""
+        """Return the same settings with other values for some fields."""
         return replace(self, **changes)
 
 
+def folder_name(text: str) -> str:
+    """Return `text` as the name of one folder.
+
+    Letters, digits, `-`, `_`, `.` and the signs of parameters stay; everything else becomes `_`.
+
+    >>> folder_name("mir(candidates=40)"), folder_name("../../x")
+    ('mir(candidates=40)', '.._.._x')
+    """
+    name = re.sub(r"[^\w.()=, +-]", "_", text)
+    if not name.strip(". "):
+        raise GraspError(f"name must contain a letter or a digit, since it names a folder, got {text!r}")
+    return name
+
+
 def as_plain(config: Any) -> dict[str, Any]:
-    """A tree of settings as nested dictionaries without None, fit for TOML; a part's parameters stand beside its name.
+    """Return settings as nested dictionaries without None, fit for TOML; parameters are beside the other settings.
 
     >>> as_plain(BufferConfig("8MB", Part("reservoir", {"seed": 1})))
     {'capacity': '8MB', 'maintenance': {'name': 'reservoir', 'seed': 1}}
     """
+    values = {item.name: getattr(config, item.name) for item in fields(config)}
+    parameters = values.pop("parameters", {})
+    return dict(_plain({**values, **parameters}))
 
-    def plain(value: Any) -> Any:
-        if not isinstance(value, dict):
-            return list(value) if isinstance(value, tuple) else value
-        if value.keys() == {"name", "parameters"}:
-            return {"name": value["name"], **plain(value["parameters"])}
-        return {key: plain(inner) for key, inner in value.items() if inner is not None}
 
-    return dict(plain(asdict(config)))
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return as_plain(value)
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items() if inner is not None}
+    return list(value) if isinstance(value, tuple) else value
 
 
 def identity(plain: dict[str, Any]) -> dict[str, Any]:
-    """Of plain settings those that decide what a run comes to; how often it is saved and who is told do not."""
+    """Return the plain settings that decide a run's result; how often it is saved and logged does not."""
     return {name: value for name, value in plain.items() if name not in ("checkpoint", "log")}
 
 
 def digest(value: Any) -> str:
-    """A hash of plain values: what a file depends on, made its name."""
+    """Return a hash of plain values, as a name for what depends on them."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()

@@ -1,4 +1,8 @@
-"""Settings from outside: TOML files and options of the command line become a `Config`, or an error that helps."""
+"""Read settings: TOML files, presets and options of the command line become a `Config`, or an error that helps.
+
+All of them pass one conversion. `flatten` writes settings out by their full dotted names, `merge` lays changes over
+them, and `_build` makes the tree.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +14,22 @@ import types
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from graspcl.checks import check
 from graspcl.errors import GraspError, nearest
-from graspcl.settings.config import Config, Part, as_plain
-from graspcl.settings.rules import idle_settings
+from graspcl.settings.config import Config, DataConfig, Part, StreamConfig, as_plain
+from graspcl.settings.rules import idle_reason
 
 _WORDS = {"true": True, "yes": True, "false": False, "no": False, "none": None}
 
 
 def from_plain(values: Mapping[str, Any], where: str = "") -> Config:
-    """The tree of nested dictionaries, as `as_plain` gives and TOML files have; what is absent has its default.
+    """Make a `Config` of nested dictionaries, as `as_plain` returns and TOML files contain.
 
-    `where` they come from is told with what is wrong.
+    Args:
+        values: settings; absent ones have their defaults.
+        where: their source, for error messages.
 
     >>> from_plain({"policy": "uniform", "buffer": {"capacity": "8MB"}}).buffer.capacity
     '8MB'
@@ -32,112 +39,14 @@ def from_plain(values: Mapping[str, Any], where: str = "") -> Config:
     graspcl.errors.GraspError: there is no setting 'bufer'; did you mean 'buffer'?
     """
     try:
-        config: Config = _build(Config, values, "")
+        config: Config = _build(Config, flatten(values))
     except GraspError as error:
         raise GraspError(f"{where}: {error}" if where else str(error)) from error
     return config
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML file as nested dictionaries."""
-    try:
-        return read_text(path.read_text(encoding="utf-8"), str(path))
-    except OSError as error:
-        raise GraspError(f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise GraspError(f"{path} is not a TOML file: {error}") from error
-
-
-def read_text(text: str, where: str) -> dict[str, Any]:
-    """TOML text as nested dictionaries."""
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise GraspError(f"{where} is not a TOML file: {error}") from error
-
-
-def merge(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested dictionaries with changes; a part that is named anew loses its parameters.
-
-    >>> merge({"a": {"x": 1, "y": 2}, "policy": {"name": "mir", "candidates": 5}}, {"a": {"y": 3}, "policy": "grasp"})
-    {'a': {'x': 1, 'y': 3}, 'policy': {'name': 'grasp'}}
-    """
-    merged = dict(values)
-    for key, change in changes.items():
-        old, new = _written_out(key, merged.get(key)), _written_out(key, change)
-        if not isinstance(old, Mapping) or not isinstance(new, Mapping):
-            merged[key] = new
-        elif _groups().get(key) is Part:
-            merged[key] = dict(new) if "name" in new else {**old, **new}
-        else:
-            merged[key] = merge(old, new)
-    return merged
-
-
-def _written_out(key: str, value: Any) -> Any:
-    """A group that is given by its first setting, with that setting's name."""
-    group = _groups().get(key)
-    if group is None or value is None or isinstance(value, Mapping):
-        return value
-    return {_first(group): value}
-
-
-def nested(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options by dotted names as nested dictionaries; `patience=3,every=10` gives several settings of a group at once.
-
-    Their order does not matter.
-
-    >>> nested({"policy.candidates": "50", "policy": "mir", "stop": "patience=3,every=10"})
-    {'policy': {'candidates': 50, 'name': 'mir'}, 'stop': {'patience': '3', 'every': '10'}}
-    """
-    found: dict[str, Any] = {}
-    for name, value in single(options).items():
-        *groups, last = name.split(".")
-        inner = found
-        for group in groups:
-            inner = inner.setdefault(group, {})
-            if not isinstance(inner, dict):
-                raise GraspError(f"there is no setting {name!r}; {group!r} is not a group")
-        inner[last] = value
-    return found
-
-
-def single(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options by dotted names, each of one setting: a group's first setting, or several at once, written out.
-
-    >>> single({"buffer": "8MB", "stop": "patience=3,every=10"})
-    {'buffer.capacity': '8MB', 'stop.patience': '3', 'stop.every': '10'}
-    """
-    found: dict[str, Any] = {}
-    for given, whole in options.items():
-        for name, value in _single(given, whole):
-            if name in found:
-                raise GraspError(f"--{name} is given twice")
-            found[name] = value
-    return found
-
-
-_PAIRS = re.compile(r"\w+=[^=,]*(,\s*\w+=[^=,]*)*")  # not every text with a = in it: a path may have one
-
-
-def _single(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    group = _group_at(name)
-    if isinstance(value, str) and group is not None and _PAIRS.fullmatch(value):
-        value = dict(pair.strip().split("=") for pair in value.split(","))
-    if group is None:
-        of_part = _group_at(name.rpartition(".")[0]) is Part and not name.endswith(".name")
-        yield name, parse(value) if of_part else value
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _single(f"{name}.{key}", inner)
-    else:
-        yield f"{name}.{_first(group)}", value
-
-
 def change(config: Config, options: Mapping[str, Any]) -> Config:
-    """`config` with settings by dotted names, as on the command line; texts are converted to what a setting takes.
-
-    A setting that would do nothing is refused.
+    """Return `config` with options by dotted names, as on the command line; refuse one that would do nothing.
 
     >>> change(Config(), {"buffer": "0.2GB", "optimiser.lr": "0.5", "policy.eps": "1e-6"}).policy
     Part(name='grasp', parameters={'eps': 1e-06})
@@ -146,70 +55,166 @@ def change(config: Config, options: Mapping[str, Any]) -> Config:
         ...
     graspcl.errors.GraspError: --stop.every would do nothing: without stop.patience no session ends early
     """
-    changed = from_plain(merge(as_plain(config), nested(options)))
-    for idle, reason in idle_settings(changed).items():
-        for name in single(options):
-            if name == idle or name.startswith(f"{idle}."):
-                raise GraspError(f"--{name} would do nothing: {reason}")
+    changes = flatten(options)
+    changed: Config = _build(Config, merge(flatten(as_plain(config)), changes))
+    for name in changes:
+        if reason := idle_reason(changed, name):
+            raise GraspError(f"--{name} would do nothing: {reason}")
     return changed
 
 
-# -- one value --------------------------------------------------------------------------------------------------------
-
-
-def _build(kind: type, values: Any, name: str) -> Any:
-    if not isinstance(values, Mapping):
-        values = {_first(kind): values}
-    if kind is Part:
-        return _part(values, name)
-    kinds = _kinds(kind)
-    for key in values:
-        if key not in kinds:
-            raise GraspError(f"there is no setting {name + key!r}; {_hint(key, kinds)}")
-    built = {key: _convert(kinds[key], value, name + key) for key, value in values.items()}
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file as nested dictionaries."""
     try:
-        return kind(**built)
-    except GraspError as error:
-        raise GraspError(f"{name.rstrip('.')}: {error}") from error
+        return parse_toml(path.read_text(encoding="utf-8"), str(path))
+    except OSError as error:
+        raise GraspError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise GraspError(f"{path} is not a TOML file: {error}") from error
 
 
-def _hint(key: str, kinds: Mapping[str, Any]) -> str:
-    """What was meant: a setting that is called so in another group, or one with a name like it."""
-    elsewhere = [name for name, _ in all_settings() if name.endswith(f".{key}")]
-    return f"did you mean {' or '.join(map(repr, elsewhere))}?" if elsewhere else nearest(key, kinds)
+def parse_toml(text: str, where: str) -> dict[str, Any]:
+    """Parse TOML text as nested dictionaries."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise GraspError(f"{where} is not a TOML file: {error}") from error
 
 
-def _part(values: Mapping[str, Any], name: str) -> Part:
-    if not isinstance(called := values.get("name"), str):
-        raise GraspError(f"{name}name must be a text, not {called!r}")
-    return Part(called, {key: None if value == "none" else value for key, value in values.items() if key != "name"})
+# -- flat settings -----------------------------------------------------------------------------------------------------
+
+
+def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by their full dotted names, with the shorthands of groups written out.
+
+    >>> flatten({"buffer": "8MB", "stop": "patience=3,every=10", "policy": {"name": "mir", "candidates": 50}})
+    {'buffer.capacity': '8MB', 'stop.patience': '3', 'stop.every': '10', 'policy.name': 'mir', 'policy.candidates': 50}
+    """
+    found: dict[str, Any] = {}
+    for given, value in values.items():
+        for name, one in _written_out(given, value):
+            if name in found:
+                raise GraspError(f"--{name} is given twice")
+            found[name] = one
+    return found
+
+
+_PAIRS = re.compile(r"\w+=[^=,]*(,\s*\w+=[^=,]*)*")  # not every text with a = in it: a path may have one
+
+
+def _written_out(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    group = _group_at(name)
+    if isinstance(value, str) and group is not None and _PAIRS.fullmatch(value):
+        value = dict(pair.strip().split("=") for pair in value.split(","))
+    if group is None:
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _written_out(f"{name}.{key}", inner)
+    else:
+        yield f"{name}.{_first(group)}", value
+
+
+def merge(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay flat `changes` over flat `settings`; a part that is chosen again loses its earlier parameters.
+
+    >>> merge({"seed": 1, "policy.name": "mir", "policy.candidates": 5}, {"policy.name": "grasp", "seed": 2})
+    {'seed': 2, 'policy.name': 'grasp'}
+    """
+    chosen = {place for place, key, group in map(_place, changes) if key == _first(group)}
+    kept = {}
+    for name, value in settings.items():
+        place, key, group = _place(name)
+        if place not in chosen or key in _kinds(group):
+            kept[name] = value
+    return {**kept, **changes}
+
+
+def _place(name: str) -> tuple[str, str, type]:
+    """Return the name of the group that a setting is in, its key there, and the group; the tree itself for others."""
+    place, _, key = name.rpartition(".")
+    group = _group_at(place)
+    return (place, key, group) if group is not None and _takes_parameters(group) else ("", "", Config)
+
+
+# -- the tree ----------------------------------------------------------------------------------------------------------
+
+
+def _build(group: type, values: Mapping[str, Any], prefix: str = "") -> Any:
+    """Make a group of flat settings, whose names all start with `prefix`."""
+    left, built = dict(values), dict[str, Any]()
+    for key, kind in _kinds(group).items():
+        name = prefix + key
+        if inner := _group_in(kind):
+            own = {given: left.pop(given) for given in [*left] if given.startswith(f"{name}.")}
+            if own and type(None) in get_args(kind) and parse(own.get(f"{name}.{_first(inner)}", "")) is None:
+                built[key] = None
+            elif own:
+                built[key] = _build(inner, own, f"{name}.")
+        elif name in left:
+            built[key] = _convert(kind, left.pop(name), name)
+    if group is Part and "name" not in built:
+        raise GraspError(f"{prefix}name must be a text, got none")
+    if left and not _takes_parameters(group):
+        raise _unknown(next(iter(left)), prefix, _kinds(group))
+    if left:
+        parameters = {name.removeprefix(prefix): parse(value) for name, value in left.items()}
+        _check_parameters(group, built, parameters, prefix)
+        built["parameters"] = parameters
+    return group(**built)
+
+
+def _check_parameters(group: type, built: dict[str, Any], parameters: dict[str, Any], prefix: str) -> None:
+    """Refuse settings of a stream or of data that neither the group nor its registered part has.
+
+    The parameters of a `Part` are checked by its registry (`graspcl.settings.rules`).
+    """
+    taken: set[str] = set()
+    if group is StreamConfig:
+        from graspcl.stream import streams
+
+        kind = built.get("kind", StreamConfig.kind)
+        taken = set(streams.parameters(kind)) - {"order", "task_of"} if kind in streams else set()
+    elif group is DataConfig:
+        from graspcl.data import data_sources
+
+        taken = set(data_sources.parameters(built["path"])) if built.get("path", "") in data_sources else set()
+    for key in parameters:
+        if group is not Part and key not in taken:
+            raise _unknown(prefix + key, prefix, {*_kinds(group), *taken})
+
+
+def _unknown(name: str, prefix: str, valid: Mapping[str, Any] | set[str]) -> GraspError:
+    """Make the error for an unknown setting; suggest one of that name in another group, or one with a similar name."""
+    key, _, rest = name.removeprefix(prefix).partition(".")
+    if rest and key in valid:
+        return GraspError(f"there is no setting {name!r}; {prefix + key!r} is not a group")
+    elsewhere = [other for other, _ in all_settings() if other.endswith(f".{key}")]
+    hint = f"did you mean {' or '.join(map(repr, elsewhere))}?" if elsewhere else nearest(key, valid)
+    return GraspError(f"there is no setting {name!r}; {hint}")
 
 
 def _convert(kind: Any, value: Any, name: str) -> Any:
-    """`value` as what a setting takes, or an error that says what that is."""
-    if inner := _dataclass(kind):
-        alone = value.get(_first(inner), value) if isinstance(value, Mapping) else value
-        if (alone is None or alone == "none") and type(None) in get_args(kind):
-            return None
-        return _build(inner, value, f"{name}.")
-    choices = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
-    if get_origin(kind) is Literal:
-        if value in get_args(kind):
-            return value
-        raise GraspError(f"{name} must be one of {', '.join(map(str, get_args(kind)))}, not {value!r}")
+    """Convert a value to what a setting takes, or refuse it."""
+    taken = _types(kind)
     parsed = parse(value)
-    if parsed is None and type(None) in choices:
+    if get_origin(kind) is not Literal and parsed is None and type(None) in taken:
         return None
-    for choice in (bool, int, float):
-        if choice in choices and (found := _number(choice, parsed)) is not None:
-            return found
-    if str in choices and isinstance(value, str):
-        return value
-    wanted = " or ".join(_SAID[choice] for choice in choices)
-    raise GraspError(f"{name} must be {wanted}, not {value!r}")
+    for number in (bool, int, float):
+        if number in taken and (found := _number(number, parsed)) is not None:
+            value = found
+            break
+    check(name, value, kind)
+    return value
 
 
-_SAID = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", type(None): "none"}
+def _types(kind: Any) -> list[Any]:
+    """Return the plain types that an annotation admits."""
+    if get_origin(kind) is Annotated:
+        return [get_args(kind)[0]]
+    if get_origin(kind) in (Union, types.UnionType):
+        return [one for choice in get_args(kind) for one in _types(choice)]
+    return [kind]
 
 
 def _number(kind: type, value: Any) -> Any:
@@ -223,7 +228,11 @@ def _number(kind: type, value: Any) -> Any:
 
 
 def parse(value: Any) -> Any:
-    """A text as written on the command line: a number, true or yes, false or no, none, or text."""
+    """Parse a text as on the command line: a number, true or yes, false or no, none, or the text itself.
+
+    >>> [parse(text) for text in ("5", "1e-6", "yes", "none", "top")]
+    [5, 1e-06, True, None, 'top']
+    """
     if not isinstance(value, str):
         return value
     if value.lower() in _WORDS:
@@ -236,49 +245,43 @@ def parse(value: Any) -> Any:
     return value
 
 
-def _dataclass(kind: Any) -> type | None:
+# -- the shape of the tree ---------------------------------------------------------------------------------------------
+
+
+def all_settings(group: type = Config, prefix: str = "") -> list[tuple[str, Any]]:
+    """Return the dotted names of all settings, with their types; a part is one setting."""
+    found: list[tuple[str, Any]] = []
+    for key, kind in _kinds(group).items():
+        inner = _group_in(kind)
+        own = inner is None or inner is Part
+        found += [(prefix + key, kind)] if own else all_settings(inner or Config, f"{prefix}{key}.")
+    return found
+
+
+def _group_at(name: str) -> type | None:
+    """Return the group with a dotted name; None if it is none."""
+    group: type | None = Config
+    for key in name.split("."):
+        group = None if group is None else _group_in(_kinds(group).get(key))
+    return group
+
+
+def _group_in(kind: Any) -> type | None:
     candidates = (kind, *get_args(kind))
     return next((one for one in candidates if dataclasses.is_dataclass(one) and isinstance(one, type)), None)
 
 
 def _first(group: type) -> str:
-    """The setting that stands for a group."""
+    """Return the setting that stands for a group."""
     return next(iter(_kinds(group)))
 
 
-def _group_at(name: str) -> type | None:
-    """The group with a dotted name, None for what is none."""
-    kind: type | None = Config
-    for key in name.split("."):
-        if kind is None or kind is Part:
-            return None
-        kind = _dataclass(_kinds(kind).get(key))
-    return kind
+def _takes_parameters(group: type) -> bool:
+    return any(item.name == "parameters" for item in dataclasses.fields(group))
 
 
 @cache
-def _groups(kind: type = Config) -> dict[str, type]:
-    """All groups by their own names, which say which group it is at any depth."""
-    found: dict[str, type] = {}
-    for name, inner in _kinds(kind).items():
-        if group := _dataclass(inner):
-            found |= {name: group} if group is Part else {name: group, **_groups(group)}
-    return found
-
-
-@cache
-def _kinds(kind: type) -> dict[str, Any]:
-    hints = get_type_hints(kind)
-    return {item.name: hints[item.name] for item in dataclasses.fields(kind)}
-
-
-def all_settings(kind: type = Config, prefix: str = "") -> list[tuple[str, Any]]:
-    """Dotted names of all settings, with their types."""
-    found: list[tuple[str, Any]] = []
-    for name, inner in _kinds(kind).items():
-        group = _dataclass(inner)
-        if group is None or group is Part:
-            found.append((prefix + name, inner))
-        else:
-            found += all_settings(group, f"{prefix}{name}.")
-    return found
+def _kinds(group: type) -> dict[str, Any]:
+    """Return the types of a group's settings; `parameters` is none of them."""
+    hints = get_type_hints(group, include_extras=True)
+    return {item.name: hints[item.name] for item in dataclasses.fields(group) if item.name != "parameters"}

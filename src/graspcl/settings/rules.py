@@ -1,123 +1,130 @@
-"""Settings that would do nothing beside the others: to give one of them is a mistake."""
+"""Rules between settings: which would do nothing, and which cannot go together. Nothing is read, built or trained."""
 
 from __future__ import annotations
 
-from graspcl.codec import Encoded, Identity
-from graspcl.errors import GraspError, nearest
-from graspcl.experiment import texts
-from graspcl.experiment.backbone import build_network, make_codec
-from graspcl.experiment.loggers import make_loggers
-from graspcl.experiment.source import check_data
-from graspcl.experiment.start import make_learner
-from graspcl.learner import learners
-from graspcl.policy import policies
-from graspcl.registry import parameter_names
+from pathlib import Path
+from typing import Any
+
+from graspcl.errors import GraspError
+from graspcl.registry import Registry
 from graspcl.settings.config import Config
-from graspcl.stream import streams
 
 
-def idle_settings(config: Config) -> dict[str, str]:
-    """Settings that do nothing beside the others, and why."""
-    base, budget, stream = config.base, config.budget, config.stream
-    found: dict[str, str] = {}
-    if budget.updates is not None:
-        found["budget.passes"] = f"budget.updates is {budget.updates}; --budget.updates none counts passes instead"
-    if config.stop.patience is None:
-        found |= dict.fromkeys(("stop.every", "stop.share"), "without stop.patience no session ends early")
-    if base.method not in ("supervised", "swav"):
-        reason = f"with base.method {base.method} nothing is trained before the stream"
-        found |= dict.fromkeys(("base.epochs", "base.batch_size", "base.lr"), reason)
-    if not base.passes:
-        found["base.optimiser"] = "with base.passes 0 the base samples are not rehearsed"
-    if not stream.base_classes and stream.file is None:
-        found |= dict.fromkeys(("base.passes", "base.optimiser"), "there are no base classes (stream.base_classes)")
-    if stream.file is not None:
-        order = ["order"] if config.data.classes is None else []  # else it says which classes those are
-        for name in ("kind", "sessions", "blurry", "imbalance", "chunk", *order):
-            found[f"stream.{name}"] = f"the stream comes from {stream.file}"
-    if config.rehearsal == "veridical":
-        found["codec"] = "veridical rehearsal stores samples as they came"
-    if config.network.name in ("vector", "transformer"):
-        found["data.pixels"] = "the network reads texts, not images"
-    else:
-        columns = ("data.text", "data.label", "data.tasks")
-        found |= dict.fromkeys(columns, "the network sees images, not texts")
-    if config.data.tasks is not None:
-        found["stream.order"] = "tasks come in the order of data.tasks"
-    if stream.kind == "task_incremental":
-        found["stream.base_classes"] = "tasks come one after the other from the first on"
-    for name, optimiser in (("optimiser", config.optimiser), ("base.optimiser", base.optimiser)):
-        if optimiser is not None and optimiser.name == "adamw":
-            found[f"{name}.momentum"] = "AdamW has none"
-    return found
+def idle_reason(config: Config, name: str) -> str | None:
+    """Return why the setting `name` has no effect beside the others; None if it has one.
+
+    >>> idle_reason(Config(), "stop.every")
+    'without stop.patience no session ends early'
+    """
+    group, _, key = name.partition(".")
+    base, stream, budget = config.base, config.stream, config.budget
+    if name == "budget.passes" and budget.updates is not None:
+        return f"budget.updates is {budget.updates}; --budget.updates none counts passes instead"
+    if name in ("stop.every", "stop.share") and config.stop.patience is None:
+        return "without stop.patience no session ends early"
+    if name in ("base.epochs", "base.batch_size", "base.lr") and not base.trains:
+        return f"with base.method {base.method} nothing is trained before the stream"
+    if name == "base.passes" or name.startswith("base.optimiser"):
+        if not stream.base_classes and stream.file is None:
+            return "there are no base classes (stream.base_classes)"
+        if key != "passes" and not base.passes:
+            return "with base.passes 0 the base samples are not rehearsed"
+    if group == "codec" and config.rehearsal == "veridical":
+        return "veridical rehearsal stores samples unmodified"
+    for optimiser, given in (("optimiser", config.optimiser), ("base.optimiser", base.optimiser)):
+        if name == f"{optimiser}.momentum" and given is not None and given.name == "adamw":
+            return "AdamW has none"
+    if name == "data.pixels" and config.reads != "images":
+        return "the network reads texts, not images"
+    if name in ("data.text", "data.label", "data.tasks") and config.reads == "images":
+        return "the network reads images, not texts"
+    return _idle_in_stream(config, key) if group == "stream" else None
+
+
+def _idle_in_stream(config: Config, key: str) -> str | None:
+    stream = config.stream
+    if stream.file is not None and key not in ("file", "base_classes"):
+        chooses = key == "order" and config.data.classes is not None  # the order tells which classes are used
+        return None if chooses else f"the stream comes from {stream.file}"
+    if key == "order" and config.data.tasks is not None:
+        return "tasks arrive in the order of data.tasks"
+    if key in ("base_classes", "sessions", "order", "blurry", "imbalance", "chunk") and key not in _taken(stream.kind):
+        return f"streams of kind {stream.kind} take no {key}"
+    return None
+
+
+def _taken(kind: str) -> set[str]:
+    """Return the settings that a kind of stream uses."""
+    from graspcl.stream import streams
+
+    taken = set(streams.parameters(kind))
+    return taken | {"sessions", "order"} if "task_of" in taken else taken  # they group classes into tasks
+
+
+def registries() -> dict[str, Registry[Any]]:
+    """Return the registries of all kinds of parts."""
+    from graspcl.buffer import rules
+    from graspcl.codec import codecs
+    from graspcl.data import data_sources
+    from graspcl.learner import learners
+    from graspcl.model import networks
+    from graspcl.policy import policies
+    from graspcl.stream import streams
+
+    return {
+        "policies": policies, "learners": learners, "networks": networks, "data": data_sources, "streams": streams,
+        "rules": rules, "codecs": codecs,
+    }  # fmt: skip
 
 
 def check(config: Config) -> None:
-    """Refuse, with the reason, what is misspelt or cannot work together; nothing is read or trained for that."""
-    policy = policies.create(config.policy.name, **config.policy.parameters)
-    given = {"network", "buffer", "policy", "optimiser", "rng", "device", "execution"}
-    learner, parameters = learners.get(config.learner.name), config.learner.parameters
-    valid = [name for name in parameter_names(learner) if name not in given]
-    for name in parameters:
-        if name not in valid:
-            hint = nearest(name, valid) if valid else "it takes none"
-            raise GraspError(f"learner {config.learner.name!r} has no parameter {name!r}; {hint}")
-    if learner.unbounded and config.buffer.capacity is not None:
-        raise GraspError(f"learner {config.learner.name!r} keeps everything it has seen: give the buffer no capacity")
-    streams.get(config.stream.kind)
-    make_loggers(config.log)
-    _check_numbers(config)
-    check_data(config)
-    config.execution.resolve()
-    network = build_network(config)
-    codec = make_codec(config.codec)
-    if config.rehearsal == "veridical":
-        codec = Identity() if config.network.name in texts.NETWORKS else Encoded(config.data.pixels)
-    make_learner(config, network, codec, policy, classes=1)
+    """Refuse misspelt names and settings that cannot go together, with the reason, before any data are read."""
+    from graspcl.buffer.capacity import parse_bytes
+    from graspcl.data import check_source
+
+    config.path  # noqa: B018  (refuses a name that names no folder)
+    parts = registries()
+    # These three are cheap to make, and check conditions between their parameters when they are.
+    for kind, part in {"policies": config.policy, "codecs": config.codec, "rules": config.buffer.maintenance}.items():
+        parts[kind].create(part.name, **part.parameters)
+    learners = parts["learners"]
+    learners.validate(config.learner.name, config.learner.parameters)
+    parts["networks"].validate(config.network.name, network_options(config))
+    parts["streams"].get(config.stream.kind)
+    if isinstance(config.buffer.capacity, str):
+        parse_bytes(config.buffer.capacity)
+    if learners.get(config.learner.name).unbounded and config.buffer.capacity is not None:
+        raise GraspError(f"learner {config.learner.name!r} stores everything it has seen: set --buffer none")
+    _check_together(config)
+    check_source(config.data, config.reads, config.name)
+    for name, file in (("base.weights", config.base.weights), ("stream.file", config.stream.file)):
+        if file is not None and not Path(file).is_file():
+            raise GraspError(f"--{name} {file}: there is no such file")
+    config.execution.make()
 
 
-def _check_numbers(config: Config) -> None:
-    stream, budget, stop = config.stream, config.budget, config.stop
-    if config.rehearsal == "veridical" and config.network.name == "vector":
+def network_options(config: Config) -> dict[str, Any]:
+    """Return the parameters of the network, with the size of images where it takes one."""
+    from graspcl.model import networks
+
+    sized = {"pixels": config.data.pixels} if "pixels" in networks.parameters(config.network.name) else {}
+    return {**sized, **config.network.parameters}
+
+
+def _check_together(config: Config) -> None:
+    stream, method, reads = config.stream, config.base.method, config.reads
+    if config.rehearsal == "veridical" and reads == "vectors":
         raise GraspError(
-            f"{config.data.path} has no veridical rehearsal: its frozen part is a text encoder apart from the network"
+            f"{config.data.path} has no veridical rehearsal: its frozen part is a text encoder outside of the network"
         )
-    if stream.imbalance is not None and stream.kind != "long_tailed":
-        raise GraspError(f"stream.imbalance is for long_tailed streams, and this one is {stream.kind}")
-    if stream.blurry and stream.kind != "class_incremental":
-        raise GraspError(f"stream.blurry is for class_incremental streams, and this one is {stream.kind}")
-    if config.learner.parameters.get("regularised") is True and config.network.name != "transformer":
-        raise GraspError("--learner.regularised swaps the halves of texts: it needs --network transformer")
-    if config.base.method in ("supervised", "swav") and not stream.base_classes:
-        raise GraspError(f"base.method {config.base.method} needs classes to train on: --stream.base_classes N")
-    if config.base.method in ("supervised", "swav") and config.network.name in texts.NETWORKS:
-        raise GraspError(f"--base.method {config.base.method} trains on images; for texts it is none, or weights")
-    wrong = {
-        "seed": config.seed < 0,
-        "stream.base_classes": stream.base_classes < 0,
-        "stream.sessions": stream.sessions < 1,
-        "stream.chunk": stream.chunk < 1,
-        "stream.blurry": not 0 <= stream.blurry < 1,
-        "data.classes": config.data.classes is not None and config.data.classes < 1,
-        "data.per_class": config.data.per_class is not None and config.data.per_class < 1,
-        "base.epochs": config.base.epochs < 1,
-        "base.batch_size": config.base.batch_size < 2,
-        "base.lr": not config.base.lr > 0,
-        "checkpoint.seconds": config.checkpoint.seconds < 0,
-        "budget.updates": budget.updates is not None and budget.updates < 0,
-        "budget.passes": budget.passes < 0,
-        "budget.times": budget.times <= 0,
-        "budget.batch_size": budget.batch_size < 1,
-        "stop.patience": stop.patience is not None and stop.patience < 1,
-        "stop.every": stop.every < 1,
-        "stop.share": not 0 < stop.share < 1,
-        "measure.drift": config.measure.drift < 0,
-        "measure.distances": config.measure.distances < 0,
-        "base.passes": config.base.passes < 0,
-        "data.pixels": config.data.pixels < 1,
-    }
-    for name, bad in wrong.items():
-        if bad:
-            group, _, last = name.partition(".")
-            value = getattr(getattr(config, group), last) if last else config.seed
-            raise GraspError(f"{name} cannot be {value}")
+    for name in ("imbalance", "blurry"):
+        if getattr(stream, name) and name not in _taken(stream.kind):
+            raise GraspError(f"stream.{name}: streams of kind {stream.kind} take no {name}; set another --stream.kind")
+    if config.learner.parameters.get("regularised") is True and reads != "texts":
+        raise GraspError("--learner.regularised swaps the halves of texts: set --network transformer")
+    if config.base.trains and not stream.base_classes:
+        raise GraspError(f"base.method {method} needs classes to train on: set --stream.base_classes N")
+    if config.base.trains and reads != "images":
+        raise GraspError(f"--base.method {method} trains on images; for texts set it to none or weights")
+    if method == "weights" and config.base.weights is None:
+        raise GraspError("--base.method weights needs a file: set --base.weights FILE")

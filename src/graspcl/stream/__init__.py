@@ -1,4 +1,4 @@
-"""Order of arrival: which samples come when."""
+"""Streams: which samples arrive when."""
 
 from graspcl.stream.kinds import IID, ClassIncremental, LongTailed, TaskIncremental
 from graspcl.stream.order import class_order, imagenet_order

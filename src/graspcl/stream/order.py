@@ -1,4 +1,4 @@
-"""Orders of classes: by chance, by name, as the paper's ImageNet runs had it, or from a file."""
+"""Class orders: random, by name, the order of the paper's ImageNet runs, or from a file."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ ORDERS = ("random", "sorted", "imagenet")
 
 
 def class_order(order: str | Path | Sequence[int] | Array, classes: Sequence[str], rng: np.random.Generator) -> Array:
-    """The numbers of `classes` [K] in an order, as the streams take it [K]; class k is called `classes[k]`.
+    """Return the class numbers [K] in the order in which a stream presents them; class k is called `classes[k]`.
 
-    `order` is "random" (drawn from `rng`), "sorted" (by name), "imagenet" (the order of `imagenet_order`, for classes
-    that are called by their wnids), the path of a text file with one class name a line, or the numbers themselves.
+    Args:
+        order: "random" (drawn from `rng`), "sorted" (by name), "imagenet" (`imagenet_order`, for classes named by
+            their wnids), the path of a text file with one class name per line, or the numbers themselves.
+        classes: names of all classes.
+        rng: generator for "random".
 
     >>> class_order("sorted", ["wolf", "ant", "cat"], np.random.default_rng(0))
     array([1, 2, 0])
@@ -38,7 +41,7 @@ def class_order(order: str | Path | Sequence[int] | Array, classes: Sequence[str
 
 
 def imagenet_order() -> list[str]:
-    """The 1,000 wnids of ImageNet-1K in the order of the paper's runs; the first 100 are the base classes.
+    """Return the 1,000 wnids of ImageNet-1K in the order of the paper's runs; the first 100 are the base classes.
 
     >>> order = imagenet_order(); len(order), order[0]
     (1000, 'n09332890')
@@ -52,8 +55,8 @@ def _imagenet(classes: Sequence[str]) -> Array:
     others = sorted(number.keys() - set(order))
     if others:
         raise GraspError(
-            f"the class order 'imagenet' is for classes called by wnids of ImageNet-1K, such as {order[0]}; "
-            f"{len(others)} of these {len(classes)} are not, among them {others[0]!r}"
+            f"the class order 'imagenet' needs classes named by wnids of ImageNet-1K, such as {order[0]}; "
+            f"{len(others)} of these {len(classes)} are not, for example {others[0]!r}"
         )
     return np.array([number[wnid] for wnid in order if wnid in number], np.int64)
 
@@ -68,13 +71,13 @@ def _from_file(path: Path, classes: Sequence[str]) -> Array:
         if name not in number:
             raise GraspError(f"line {line} of {path}: there is no class {name!r}{_hint(name, classes)}")
         if name in seen:
-            raise GraspError(f"line {line} of {path}: class {name!r} stands in line {seen[name]} already")
+            raise GraspError(f"line {line} of {path}: class {name!r} is already in line {seen[name]}")
         seen[name] = line
     missing = [name for name in classes if name not in seen]
     if missing:
         raise GraspError(
             f"the class order in {path} must name each of the {len(classes)} classes once; "
-            f"{len(missing)} are missing, among them {missing[0]!r}"
+            f"{len(missing)} are missing, for example {missing[0]!r}"
         )
     return np.array([number[name] for name in seen], np.int64)
 
@@ -89,17 +92,17 @@ def _lines(path: Path) -> list[str]:
     except OSError as error:
         raise GraspError(f"the class order in {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise GraspError(f"{path} is not a text file in UTF-8 with one class name a line") from error
+        raise GraspError(f"{path} must be a UTF-8 text file with one class name per line") from error
 
 
 def _numbers(classes: Sequence[str]) -> dict[str, int]:
     number = {name: position for position, name in enumerate(classes)}
     if len(number) < len(classes):
         twice = next(name for position, name in enumerate(classes) if number[name] != position)
-        raise GraspError(f"two classes are called {twice!r}: an order by names cannot tell them apart")
+        raise GraspError(f"two classes are called {twice!r}, so names cannot define their order")
     return number
 
 
 def _hint(name: str, classes: Sequence[str]) -> str:
     hint = nearest(name, classes)
-    return f"; {hint}" if hint.startswith("did you mean") else ""  # a thousand valid names would not help
+    return f"; {hint}" if hint.startswith("did you mean") else ""  # listing a thousand names would not help

@@ -1,8 +1,7 @@
-"""Order of arrival. A stream is a list of indices into a data set, told out once, in chunks."""
+"""The stream: indices into a data set that arrive once, in chunks. Also its description and its file format."""
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,18 +10,20 @@ from typing import Any
 
 import numpy as np
 
-from graspcl.checks import Array
-from graspcl.errors import GraspError, nearest
-from graspcl.registry import Registry, parameter_names
+from graspcl.checks import Array, Count, check
+from graspcl.errors import GraspError
+from graspcl.registry import Registry
 from graspcl.state import write_whole
 
-streams: Registry[Stream] = Registry("stream", "graspcl.stream")
+streams: Registry[Stream] = Registry("stream", "graspcl.stream", given=("indices", "labels", "rng"))
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Samples that arrive together: indices [n] into the data set, the session they belong to (1, 2, …), and whether
-    a rehearsal session follows."""
+    """Samples that arrive together.
+
+    `indices` [n] point into the data set, `session` counts from 1, and `ends_session` tells whether rehearsal follows.
+    """
 
     indices: Array
     session: int
@@ -30,21 +31,23 @@ class Chunk:
 
 
 class Stream:
-    """Base samples, then sessions of new samples, passing by once.
+    """Base samples, then sessions of new samples, each presented once.
 
-    `base` [n] are the indices known before the stream begins; `sessions` the indices that arrive before each rehearsal
-    session. Iterating gives chunks of at most `chunk` samples. What has passed cannot be read again: old samples are
-    to be had only from a buffer.
+    Iterating yields chunks of at most `chunk` samples. Past samples cannot be read again: only a buffer keeps them.
 
-    `labels` gives the class of the sample at each index: an array over the whole data set, or a mapping. With it the
-    stream knows, for its own samples,
+    Args:
+        base: indices [n] known before the stream starts.
+        sessions: indices that arrive before each rehearsal session.
+        chunk: samples per chunk.
+        labels: class of the sample at each index: an array over the whole data set, or a mapping.
+        tasks: task number of each session, where sessions are tasks.
+
+    With `labels`, the stream knows about its own samples:
 
     * `labels` [n]: their classes, the base first, then session by session;
-    * `arrival`: for each class the first session that has a sample of it, 0 for the base;
-    * `home`: for each class the session it belongs to; other than `arrival` only where class boundaries are blurred;
-    * `counts`: for each class the number of its training samples.
-
-    `tasks` numbers the task of each session, where the sessions are tasks.
+    * `arrival`: the first session with a sample of each class, 0 for the base;
+    * `home`: the session each class belongs to; it differs from `arrival` only where class boundaries are blurred;
+    * `counts`: the number of training samples of each class.
 
     >>> stream = Stream(base=[0, 1], sessions=[[2, 3, 4], [5]], chunk=2, labels=np.array([7, 7, 8, 7, 8, 9]))
     >>> [(c.indices.tolist(), c.session, c.ends_session) for c in stream]
@@ -54,7 +57,7 @@ class Stream:
     """
 
     name = ""
-    ids: Array | None = None  # names of the samples, in the order of `labels`; known to a stream read from a file
+    ids: Array | None = None  # names of the samples, in the order of `labels`; only a stream from a file has them
 
     def __init__(
         self,
@@ -64,14 +67,13 @@ class Stream:
         labels: Mapping[int, int] | Sequence[int] | Array | None = None,
         tasks: Sequence[int] | None = None,
     ) -> None:
-        if whole("chunk", chunk) < 1:
-            raise GraspError(f"a stream's chunk holds at least one sample, not {chunk}")
+        check("chunk", chunk, Count)
         self.base = np.asarray(base, np.int64)
         self.sessions = [np.asarray(session, np.int64) for session in sessions]
         self.chunk = int(chunk)
-        self.passed = 0  # chunks told out so far
+        self.passed = 0  # chunks presented so far
         if len(np.unique(self.samples)) != len(self.samples):
-            raise GraspError("a sample stands twice in the stream; every index may arrive once")
+            raise GraspError("a sample is in the stream twice; every index may arrive once")
         if tasks is not None and len(tasks) != len(self.sessions):
             raise GraspError(f"a stream of {len(self.sessions)} sessions cannot have {len(tasks)} tasks")
         self.tasks = None if tasks is None else [int(task) for task in tasks]
@@ -79,38 +81,39 @@ class Stream:
 
     @property
     def samples(self) -> Array:
-        """All indices [n]: the base first, then session by session."""
+        """Return all indices [n]: the base first, then session by session."""
         return np.concatenate([self.base, *self.sessions])
 
     def _know(self, labels: Array | None) -> None:
-        """Take in the classes [n] of `samples`, and what follows from them."""
+        """Set the classes [n] of `samples`, and derive arrival and counts."""
         self.labels = labels
         self.arrival: dict[int, int] = {}
         self.counts: dict[int, int] = {}
         if labels is not None:
             session = np.repeat(np.arange(len(self.sessions) + 1), [len(self.base), *map(len, self.sessions)])
             classes, first, counts = np.unique(labels, return_index=True, return_counts=True)
-            for position in np.argsort(first):  # classes in the order in which they come
+            for position in np.argsort(first):  # classes in order of arrival
                 self.arrival[int(classes[position])] = int(session[first[position]])
                 self.counts[int(classes[position])] = int(counts[position])
         self.home = dict(self.arrival)
 
     def _settle(self, home: Mapping[int, int]) -> None:
-        """Take in the session each class belongs to, in class order."""
+        """Set the session each class belongs to, in class order."""
         self.home = dict(home)
         self.arrival = {label: self.arrival[label] for label in home}
         self.counts = {label: self.counts[label] for label in home}
 
     def __len__(self) -> int:
-        """Samples that arrive, without the base."""
+        """Return the number of samples that arrive, without the base."""
         return sum(len(session) for session in self.sessions)
 
     def __iter__(self) -> Iterator[Chunk]:
         if self.passed:
-            raise GraspError("this stream has passed: old samples are to be had only from the buffer")
-        return self._chunks()
+            raise GraspError("this stream has already started: past samples are only in the buffer")
+        return self.resume()
 
-    def _chunks(self) -> Iterator[Chunk]:
+    def resume(self) -> Iterator[Chunk]:
+        """Continue after the chunks that have passed, as a resumed run does."""
         for position, chunk in enumerate(self._cut()):
             if position >= self.passed:
                 self.passed = position + 1
@@ -122,21 +125,19 @@ class Stream:
                 end = begin + self.chunk
                 yield Chunk(indices[begin:end], number, ends_session=end >= len(indices))
 
-    def resume(self) -> Iterator[Chunk]:
-        """Go on after the chunks that have passed, as a restored run does."""
-        return self._chunks()
-
     def state_dict(self) -> dict[str, Any]:
-        """How far the stream has come."""
+        """Return how far the stream has come."""
         return {"passed": self.passed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
         self.passed = int(state["passed"])
 
 
 def make_stream(name: str, indices: Array, labels: Array, rng: np.random.Generator, /, **parameters: Any) -> Stream:
-    """The stream called `name` of the samples at `indices` [N] with classes `labels` [N]; chance comes from `rng`.
+    """Make the stream called `name` of the samples at `indices` [N] with classes `labels` [N].
+
+    `rng` drives every random choice. `parameters` are those of the kind.
 
     >>> labels = np.repeat(np.arange(4), 5)
     >>> stream = make_stream("iid", np.arange(20), labels, np.random.default_rng(0), base_classes=1, sessions=3)
@@ -147,39 +148,16 @@ def make_stream(name: str, indices: Array, labels: Array, rng: np.random.Generat
         ...
     graspcl.errors.GraspError: stream 'iid' has no parameter 'base_clases'; did you mean 'base_classes'?
     """
-    given = {"indices": indices, "labels": labels, "rng": rng}
-    part = streams.get(name)
-    own = [parameter for parameter in parameter_names(part) if parameter not in given]
-    for parameter in parameters:
-        if parameter not in own:
-            hint = nearest(parameter, own) if own else "it takes none"
-            raise GraspError(f"stream {name!r} has no parameter {parameter!r}; {hint}")
-    defaults = {parameter.name: parameter.default for parameter in inspect.signature(part).parameters.values()}
-    missing = [p for p in own if p not in parameters and defaults[p] is inspect.Parameter.empty]
-    if missing:
-        raise GraspError(f"stream {name!r} needs a value for {' and '.join(missing)}")
-    return streams.create(name, **given, **parameters)
-
-
-def whole(name: str, value: object) -> int:
-    """A setting that must be a whole number.
-
-    >>> whole("sessions", 2.5)
-    Traceback (most recent call last):
-        ...
-    graspcl.errors.GraspError: sessions must be a whole number, not 2.5
-    """
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise GraspError(f"{name} must be a whole number, not {value!r}")
-    return int(value)
+    streams.validate(name, parameters)  # before: `rng` and the like are no parameters
+    return streams.create(name, indices=indices, labels=labels, rng=rng, **parameters)
 
 
 def _look_up(labels: Mapping[int, int] | Sequence[int] | Array, indices: Array) -> Array:
-    """Classes [n] of the samples at `indices` [n]."""
+    """Return the classes [n] of the samples at `indices` [n]."""
     if isinstance(labels, Mapping):
         lacking = [int(index) for index in indices if int(index) not in labels]
         if lacking:
-            raise GraspError(f"{len(lacking)} samples of the stream have no label, among them sample {lacking[0]}")
+            raise GraspError(f"{len(lacking)} samples of the stream have no label, for example sample {lacking[0]}")
         return np.array([labels[int(index)] for index in indices], np.int64)
     if len(indices) and not 0 <= indices.min() <= indices.max() < len(labels):
         raise GraspError(
@@ -189,12 +167,11 @@ def _look_up(labels: Mapping[int, int] | Sequence[int] | Array, indices: Array) 
 
 
 def describe(stream: Stream, class_names: Sequence[str] | None = None, few: int = 3) -> list[dict[str, Any]]:
-    """One row for the base (session 0, if there is one) and for each session, as plain values.
+    """Return one row of plain values for the base (session 0, if any) and for each session.
 
-    A row has `session`, `task` (if sessions are tasks), `samples`, and, if labels are known, `classes` and
-    `new_classes` (how many), `first_new` (the names of the first `few` of the new ones), and `largest`,
-    `largest_samples`, `smallest`, `smallest_samples`: the names and sizes of two classes within the session. Class k
-    is called `class_names[k]`, or else by its number.
+    A row has `session`, `task` (if sessions are tasks) and `samples`. With labels it also has `classes` and
+    `new_classes` (counts), `first_new` (names of the first `few` new classes), and `largest`, `largest_samples`,
+    `smallest` and `smallest_samples` of the session. Class k is called `class_names[k]`, by default its number.
 
     >>> stream = Stream([0, 1], [[2, 3, 4]], labels=[0, 0, 1, 2, 2])
     >>> for row in describe(stream, ["ant", "bee", "cat"]):
@@ -228,7 +205,7 @@ def _names(stream: Stream, class_names: Sequence[str] | None) -> dict[int, str]:
 
 
 def _classes(labels: Array, names: dict[int, str]) -> dict[str, Any]:
-    """Columns in the order of the docstring above; those of new classes are to be filled in."""
+    """Return the columns in the order of `describe`; those of new classes are filled in later."""
     classes, sizes = np.unique(labels, return_counts=True)
     row: dict[str, Any] = {"classes": len(classes), "new_classes": 0, "first_new": []}
     for which, pick in (("largest", np.argmax), ("smallest", np.argmin)):
@@ -244,9 +221,13 @@ FORMAT, VERSION = "graspcl stream", 1
 def save_stream(
     stream: Stream, path: str | Path, fingerprint: str | None = None, ids: Sequence[str] | Array | None = None
 ) -> None:
-    """Write what a stream will tell out, from its beginning, to a file; how far it has come is not part of it.
+    """Write a stream, from its start, to a file.
 
-    `fingerprint` names the data set, and `ids` [N] the samples of the whole of it.
+    Args:
+        stream: the stream; its progress is not stored.
+        path: the file, usually .npz.
+        fingerprint: identifies the data set, so that `load_stream` can refuse another one.
+        ids: names [N] of all samples of the data set.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -277,7 +258,7 @@ def save_stream(
 
 
 def load_stream(path: str | Path, fingerprint: str | None = None) -> Stream:
-    """The stream in a file, at its beginning; refused where `fingerprint` is given and the file's is another.
+    """Read a stream from a file, at its start; refuse it if `fingerprint` is given and differs from the file's.
 
     >>> load_stream("nowhere.npz")
     Traceback (most recent call last):
@@ -290,23 +271,23 @@ def load_stream(path: str | Path, fingerprint: str | None = None) -> Stream:
         foreign = header["format"] != FORMAT
     except FileNotFoundError as error:
         raise GraspError(f"there is no saved stream at {path}") from error
-    except Exception as error:  # zip files, arrays and JSON each fail in their own ways
+    except Exception as error:  # zip files, arrays and JSON all fail differently
         raise GraspError(f"{path} is damaged, or not a saved stream: {error}") from error
     if foreign:
         raise GraspError(f"{path} is not a saved stream")
     if header.get("version") != VERSION:
         raise GraspError(f"{path} has version {header.get('version')} of the format; this graspcl reads {VERSION}")
     if fingerprint is not None and header.get("fingerprint") != fingerprint:
-        made_for = header.get("fingerprint") or "data that it does not name"
-        raise GraspError(f"the stream in {path} belongs to other data: it was made for {made_for}, not {fingerprint}")
+        made_for = header.get("fingerprint") or "unnamed data"
+        raise GraspError(f"the stream in {path} was made for other data: {made_for}, not {fingerprint}")
     try:
         return _rebuilt(header, arrays)
-    except Exception as error:  # whatever is wrong with the content, the file is to blame
+    except Exception as error:  # whatever is wrong inside, the file is damaged
         raise GraspError(f"{path} is damaged: {error}") from error
 
 
 def _read(path: Path) -> dict[str, Array]:
-    # not np.load, which takes any file for a pickle and says so
+    # not np.load, which reports any other file as a pickle
     with open(path, "rb") as file, np.lib.npyio.NpzFile(file, allow_pickle=False) as content:
         return {name: content[name] for name in content.files}
 
@@ -314,7 +295,7 @@ def _read(path: Path) -> dict[str, Array]:
 def _rebuilt(header: dict[str, Any], arrays: dict[str, Array]) -> Stream:
     lengths, sessions = _whole(arrays, "lengths"), _whole(arrays, "sessions")
     if lengths.min(initial=0) < 0 or lengths.sum() != len(sessions):
-        raise ValueError("its sessions are not as long as it says")
+        raise ValueError("its sessions do not have the lengths it states")
     parts = np.split(sessions, np.cumsum(lengths))[:-1]
     tasks = _whole(arrays, "tasks").tolist() if "tasks" in arrays else None
     stream = Stream(_whole(arrays, "base"), parts, header["chunk"], tasks=tasks)

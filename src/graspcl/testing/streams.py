@@ -1,4 +1,4 @@
-"""The contract of a stream."""
+"""The contract that every stream passes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from graspcl.stream import Chunk, Stream, load_stream, save_stream
 
 
 def check_stream(make: Callable[[], Stream], labels: Sequence[int] | Array | None = None) -> None:
-    """Assert what every stream promises; `make` gives a new one, equal each time (the same seed).
+    """Assert what every stream promises.
 
-    `labels` are the classes of the whole data set, by index; if given, the stream must know them.
+    Args:
+        make: returns a new stream, equal each time (same seed).
+        labels: classes of the whole data set, by index; if given, the stream must know them.
 
     >>> from graspcl.stream import Stream
     >>> check_stream(lambda: Stream(base=[0, 1], sessions=[[2, 3], [4]]))
@@ -32,13 +34,13 @@ def check_stream(make: Callable[[], Stream], labels: Sequence[int] | Array | Non
 
 
 def _check_order(stream: Stream, chunks: list[Chunk]) -> None:
-    told = np.concatenate([chunk.indices for chunk in chunks])
-    assert np.array_equal(told, np.concatenate(stream.sessions)), (
-        "chunks must tell out the sessions, in order, complete"
+    presented = np.concatenate([chunk.indices for chunk in chunks])
+    assert np.array_equal(presented, np.concatenate(stream.sessions)), (
+        "chunks must cover the sessions, in order, complete"
     )
-    assert len(np.unique(stream.base)) == len(stream.base), "a base sample must stand there once"
-    assert not np.isin(told, stream.base).any(), "a base sample must not arrive again"
-    assert len(np.unique(told)) == len(told) == len(stream), "every sample arrives once, and len() counts them"
+    assert len(np.unique(stream.base)) == len(stream.base), "a base sample must occur once"
+    assert not np.isin(presented, stream.base).any(), "a base sample must not arrive again"
+    assert len(np.unique(presented)) == len(presented) == len(stream), "samples arrive once, and len() counts them"
     numbers = [chunk.session for chunk in chunks]
     assert numbers == sorted(numbers) and set(numbers) == set(range(1, len(stream.sessions) + 1)), (
         "sessions are 1, 2, …"
@@ -100,22 +102,22 @@ def _check_passes_once(stream: Stream) -> None:
         iter(stream)
     except GraspError:
         return
-    raise AssertionError("a stream that has begun must refuse to begin again: old samples live in the buffer alone")
+    raise AssertionError("a stream that has started must refuse to begin again: only the buffer keeps old samples")
 
 
 def _check_resumes(make: Callable[[], Stream], chunks: list[Chunk]) -> None:
     for k in sorted({0, 1, len(chunks) // 2, len(chunks) - 1, len(chunks)}):
         stream = make()
-        told = iter(stream)
-        before = [next(told) for _ in range(k)]
+        remaining = iter(stream)
+        before = [next(remaining) for _ in range(k)]
         restored = make()
         restored.load_state_dict(stream.state_dict())
         after = list(restored.resume())
-        assert len(before) + len(after) == len(chunks), f"a stream restored after {k} chunks must go on where it was"
+        assert len(before) + len(after) == len(chunks), f"a stream restored after {k} chunks must continue where it was"
         for got, expected in zip([*before, *after], chunks, strict=True):
             same = np.array_equal(got.indices, expected.indices)
             assert same and (got.session, got.ends_session) == (expected.session, expected.ends_session), (
-                f"a stream restored after {k} chunks must tell out the same chunks"
+                f"a stream restored after {k} chunks must yield the same chunks"
             )
 
 
@@ -123,4 +125,4 @@ def _check_file(stream: Stream) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "stream.npz"
         save_stream(stream, path, fingerprint="this data set")
-        _check_alike(stream, load_stream(path, fingerprint="this data set"), "a stream and what its file gives back")
+        _check_alike(stream, load_stream(path, fingerprint="this data set"), "a stream and its copy from a file")

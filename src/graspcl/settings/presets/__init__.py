@@ -1,7 +1,8 @@
-"""Presets: the paper's experiments, and two streams that come by pip, as settings to begin from.
+"""Presets: the paper's experiments, and streams that come by pip, as settings to start from.
 
-Each is a TOML file beside this module: `settings`, and what other scales (`small`, `smoke`), veridical rehearsal and
-unbounded memory change in them; below a scale `without_data` is for those who have no data of their own.
+Each preset is a TOML file beside this module. `settings` holds its settings. Other sections hold what changes at the
+scales `small` and `smoke`, with veridical rehearsal, and with unbounded memory. Below a scale, `without_data` is for
+users without data of their own. `extends` names a preset to start from.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, Literal, get_args
 
 from graspcl.errors import GraspError, nearest
 from graspcl.settings.config import Config
-from graspcl.settings.read import from_plain, merge, read_text
+from graspcl.settings.read import flatten, from_plain, merge, parse_toml
 
 Scale = Literal["full", "small", "smoke"]
 Rehearsal = Literal["latent", "veridical"]
@@ -22,7 +23,7 @@ _VARIANTS = ("latent", "veridical", "unbounded", "without_data")
 
 
 def names() -> list[str]:
-    """Of all presets.
+    """Return the names of all presets.
 
     >>> "imagenet-300" in names()
     True
@@ -32,7 +33,7 @@ def names() -> list[str]:
 
 
 def about(name: str) -> dict[str, str]:
-    """A preset's `title`, and where it stands in the `paper`."""
+    """Return the `title` of a preset, and its place in the `paper`."""
     found = _read(name)
     return {"title": found.get("title", name), "paper": found.get("paper", "–")}
 
@@ -41,8 +42,15 @@ def preset(
     name: str, scale: Scale = "full", rehearsal: Rehearsal | None = None, memory: Memory = "bounded",
     own_data: str | None = None, **changes: Any,
 ) -> Config:  # fmt: skip
-    """The settings of a preset; `changes` are whole fields of `Config`. By default `rehearsal` is the preset's own, and
-    `own_data`, a path or a name, stands in for those of a scale's, if it has some.
+    """Return the settings of a preset.
+
+    Args:
+        name: see `names`.
+        scale: "full" (the paper's), "small" (for a CPU) or "smoke" (to see that it runs).
+        rehearsal: "latent" or "veridical"; by default the preset's own.
+        memory: "bounded" (the preset's buffer) or "unbounded".
+        own_data: path or name that replaces the data of a scale.
+        changes: other values for whole fields of `Config`.
 
     >>> from graspcl.settings.config import Part
     >>> config = preset("imagenet-300", policy=Part("uniform"))
@@ -50,28 +58,35 @@ def preset(
     (1251, 512, 'uniform')
     """
     found = _read(name)
-    scaled = found.get(scale, {})
-    own = scaled.get("rehearsal", found["settings"].get("rehearsal", "latent"))
+    settings, scaled = found["settings"], found.get(scale, {})
+    own = scaled.get("rehearsal", settings.get("rehearsal", "latent"))
     rehearsal = rehearsal or own
     for what, kind, given in (("scale", Scale, scale), ("rehearsal", Rehearsal, rehearsal), ("memory", Memory, memory)):
         if given not in get_args(kind):
             raise GraspError(f"{what} cannot be {given!r}; {nearest(given, get_args(kind))}")
-    plain = {key: value for key, value in scaled.items() if key not in _VARIANTS}
-    layers = [found["settings"], found.get(rehearsal, {}), plain, scaled.get(rehearsal, {})]
-    layers += [scaled.get("without_data", {}) if own_data is None else {"data": {"path": own_data}}]
-    if memory == "unbounded":  # last: a scale has a capacity of its own
-        layers += [found.get("unbounded", {}), scaled.get("unbounded", {})]
-    settings = functools.reduce(merge, layers)
+    sections = [rehearsal, scale, f"{scale}.{rehearsal}"]
+    sections += ["data"] if own_data is not None else [f"{scale}.without_data"]
+    sections += ["unbounded", f"{scale}.unbounded"] if memory == "unbounded" else []  # last: scales have capacities
+    layers = {**found, "data": {"data.path": own_data}}
+    settings = functools.reduce(merge, (layers.get(section, {}) for section in sections), settings)
     words = [name, *(word for word in (scale, rehearsal, memory) if word not in ("full", own, "bounded"))]
     config = from_plain({**settings, "name": "-".join(words), "rehearsal": rehearsal}, f"the preset {name}")
     return config.with_(**changes)
 
 
+@functools.cache
 def _read(name: str) -> dict[str, Any]:
+    """Return title and paper of a preset, and its sections as flat settings: settings, small, small.veridical, …"""
     if name not in names():
         raise GraspError(f"there is no preset called {name!r}; {nearest(name, names())}")
     text = (resources.files(__name__) / f"{name}.toml").read_text(encoding="utf-8")
-    found = read_text(text, f"the preset {name}")
-    if parent := found.pop("extends", None):
-        found = merge(_read(parent), found)
+    given = parse_toml(text, f"the preset {name}")
+    found: dict[str, Any] = dict(_read(given.pop("extends"))) if "extends" in given else {}
+    for section, content in given.items():
+        if isinstance(content, str):
+            found[section] = content
+            continue
+        inner = {variant: content.pop(variant) for variant in _VARIANTS if variant in content}
+        for place, values in {section: content, **{f"{section}.{one}": own for one, own in inner.items()}}.items():
+            found[place] = merge(found.get(place, {}), flatten(values))
     return found

@@ -1,0 +1,350 @@
+"""The commands for experiments: demo, run, sweep, show, list."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from graspcl.cli.options import (
+    AtLeastOne,
+    Kind,
+    Memory,
+    Plugins,
+    Scale,
+    Settings,
+    load_plugins,
+    parse_settings,
+    refuse,
+    resolve,
+)
+from graspcl.errors import GraspError, MissingExtra
+
+if TYPE_CHECKING:
+    from graspcl.registry import Registry
+
+DEMO_POLICIES = "grasp,uniform_balanced,uniform_balanced(replace=False),uniform"
+Hidden = Annotated[str, Parameter(show_default=False)]  # the help explains the default
+
+
+def demo(
+    *,
+    streams: Annotated[tuple[Literal["listings", "groceries"], ...], Parameter(negative=())] = (
+        "listings",
+        "groceries",
+    ),
+    text: Annotated[bool, Parameter(negative=())] = False,
+    data: str | None = None,
+    text_column: Annotated[str, Parameter(name="--data.text")] = "text",
+    label_column: Annotated[str, Parameter(name="--data.label")] = "label",
+    seeds: AtLeastOne = 3,
+    policies: Hidden = DEMO_POLICIES,
+    workers: AtLeastOne | None = None,
+    out: Path = Path("runs"),
+    plugin: Plugins = [],  # noqa: B006  (never changed; cyclopts shows it as the default)
+) -> None:
+    """Compare GRASP with uniform rehearsal on two real streams.
+
+    Parameters
+    ----------
+    streams
+        Data to learn: marketplace listings (texts), grocery photos (images).
+    text
+        Learn texts with a small BERT instead (extra `text`): about 3 minutes on 2 cores.
+    data
+        With --text: a table of texts and labels, or a folder with train.csv and test.csv; by default listings. At most
+        30 classes with 60 texts each are used.
+    text_column
+        Column of the texts in --data.
+    label_column
+        Column of the labels in --data.
+    seeds
+        Runs per policy; each seed has its own class order, weights and draws.
+    policies
+        Comma-separated names; by default grasp and three kinds of uniform rehearsal.
+    workers
+        Processes that run at the same time; by default one per core.
+    out
+        Folder below which these runs get a folder of their own.
+    """
+    from graspcl.cli.progress import Bars
+    from graspcl.experiment import make_workers
+    from graspcl.experiment import sweep as run_all
+    from graspcl.experiment.prepare import fit_to_data
+    from graspcl.report import comparison, rows
+    from graspcl.settings import change, preset
+    from graspcl.settings.grid import grid
+    from graspcl.settings.presets import about
+
+    if data is not None and not text:
+        raise GraspError("--data needs --text; to learn your own images use `graspcl run PRESET --data PATH`")
+    load_plugins(plugin)
+    console, tables = Console(), []
+    folder = out / time.strftime("demo-%Y%m%d-%H%M%S")
+    with Bars(console) as bars, make_workers(workers, plugin) as processes:
+        for name in ("intents",) if text else streams:
+            # The photos are few: all of them fit into memory.
+            settings = preset(name, memory="unbounded" if name == "groceries" else "bounded")
+            if data is not None:
+                named = {"data.path": data, "data.text": text_column, "data.label": label_column}
+                settings = fit_to_data(change(settings, named))
+            configs = grid(settings, policies, seeds=str(seeds))
+            outcome = run_all(configs, folder, bars, processes, f"{settings.name}: {len(configs)} runs")
+            for path, reason in outcome.failed.items():
+                raise GraspError(f"{path}: {reason}")
+            title = about(name)["title"] if data is None else f"{data}, {settings.data.classes} classes"
+            tables.append(comparison(title, rows(outcome.finished), console.width))
+    for table in tables:
+        console.print()
+        console.print(table)
+    _leave_page(console, folder)
+
+
+def _leave_page(console: Console, folder: Path) -> None:
+    """Write a report page beside the runs, if plotly is installed, and print where everything is."""
+    from graspcl.experiment.shown import open_shown
+    from graspcl.report.html import gather, write_page
+
+    page = folder / "report.html"
+    try:
+        write_page(gather([folder], samples=open_shown), page)
+    except (MissingExtra, OSError) as error:
+        said = f"No report was written: {error}"
+    else:
+        said = f"Report, to open in a browser: {page}"
+    console.print(f"\nAll runs: {folder}\n{said}", soft_wrap=True, highlight=False, markup=False)
+
+
+def run(
+    what: str,
+    /,
+    *settings: Settings,
+    scale: Scale = "full",
+    rehearsal: Kind | None = None,
+    memory: Memory = "bounded",
+    out: Path = Path("runs"),
+    plugin: Plugins = [],  # noqa: B006
+) -> None:
+    """Run one experiment, or resume it.
+
+    Parameters
+    ----------
+    what
+        A preset (`graspcl list presets`) or a TOML file.
+    out
+        Folder of all runs; the run gets its own folder below it.
+    """
+    from graspcl.cli.progress import Bars
+    from graspcl.experiment import run as run_one
+    from graspcl.report import run_table
+
+    load_plugins(plugin)
+    config = resolve(run, what, settings, scale, rehearsal, memory)
+    console, folder = Console(), out / config.path
+    with Bars(console) as bars:
+        run_one(config, folder, bars, out / config.folder / "base")
+    console.print(run_table(folder))
+    console.print(f"Run: {folder}", soft_wrap=True)
+
+
+def sweep(
+    what: str,
+    /,
+    *settings: Settings,
+    policies: str = "grasp,uniform_balanced",
+    learners: Hidden = "",
+    seeds: str = "3",
+    updates: str = "1x",
+    buffer: Hidden = "",
+    scale: Scale = "full",
+    rehearsal: Kind | None = None,
+    memory: Memory = "bounded",
+    workers: AtLeastOne | None = None,
+    out: Path = Path("runs"),
+    plugin: Plugins = [],  # noqa: B006
+) -> None:
+    """Compare policies, learners, budgets and buffers over several seeds.
+
+    Finished runs are skipped: run the same command again to resume.
+
+    Parameters
+    ----------
+    what
+        A preset (`graspcl list presets`) or a TOML file.
+    policies
+        Comma-separated names, or all; parameters in brackets, as in mir(candidates=50),max_loss(mode=top).
+    learners
+        Comma-separated names, or all; by default the preset's.
+    seeds
+        How many, or which: 3 means 0,1,2.
+    updates
+        Comma-separated budgets: 0.5x is half of the preset's, 500 is 500 updates per session.
+    buffer
+        Comma-separated capacities, such as 8MB,400,none; by default the preset's.
+    workers
+        Processes that run at the same time; by default one per core.
+    out
+        Folder of all runs; each run gets its own folder below it.
+    """
+    from graspcl.cli.progress import Bars
+    from graspcl.experiment import make_workers
+    from graspcl.experiment import sweep as run_all
+    from graspcl.report import sweep_table
+    from graspcl.settings.grid import grid
+    from graspcl.settings.read import flatten
+
+    load_plugins(plugin)
+    decided = {"policy": "--policies", "seed": "--seeds", "checkpoint.keep": "a sweep, which keeps no states,"}
+    if learners:
+        decided["learner"] = "--learners"
+    if buffer:
+        decided["buffer.capacity"] = "--buffer"
+        if memory == "unbounded":
+            raise GraspError("--memory unbounded means --buffer none: give one of them")
+    if "x" not in updates:
+        decided |= dict.fromkeys(("budget.updates", "budget.passes", "budget.times"), "--updates")
+    refuse(flatten(parse_settings(settings)), decided)
+    config = resolve(sweep, what, settings, scale, rehearsal, memory)
+    configs = grid(config, policies, learners, seeds, updates, buffer)
+    console = Console()
+    with Bars(console) as bars, make_workers(workers, plugin) as processes:
+        outcome = run_all(configs, out, bars, processes, f"{config.name}: {len(configs)} runs")
+    if outcome.finished:
+        console.print(sweep_table(config.name, outcome.finished, width=console.width))
+    for path, reason in outcome.failed.items():
+        console.print(f"[red]failed[/red] {escape(f'{path}: {reason}')}", soft_wrap=True)
+    console.print(
+        f"{len(outcome.finished)} runs finished, {len(outcome.failed)} failed: {out / config.folder}", soft_wrap=True
+    )
+    if outcome.failed:
+        raise SystemExit(1)
+
+
+def show(
+    what: str,
+    /,
+    *settings: Settings,
+    scale: Scale = "full",
+    rehearsal: Kind | None = None,
+    memory: Memory = "bounded",
+    plugin: Plugins = [],  # noqa: B006
+) -> None:
+    """Print the settings of a run as TOML.
+
+    Save the output to a file, change it, and run it with `graspcl run FILE.toml`.
+
+    Parameters
+    ----------
+    what
+        A preset, a TOML file, or a run folder.
+    """
+    import tomli_w
+
+    from graspcl.settings.config import as_plain
+    from graspcl.settings.presets import about, names
+    from graspcl.settings.read import all_settings, flatten
+
+    load_plugins(plugin)
+    config = resolve(show, what, settings, scale, rehearsal, memory)
+    if what in names():
+        found = about(what)
+        print(f"# {found['title']} (paper: {found['paper']})")
+    print(tomli_w.dumps(as_plain(config)), end="")
+    given = flatten(as_plain(config))
+    unset = [name for name, _ in all_settings() if name not in given and f"{name}.name" not in given]
+    print("\n# Not set: " + ", ".join(unset))
+
+
+What = Literal["policies", "presets", "runs", "learners", "networks", "data", "streams", "rules", "codecs"]
+
+
+def list_(
+    what: What,
+    folder: Path = Path("runs"),
+    /,
+    *,
+    name: str = "*",
+    policy: str = "*",
+    learner: str = "*",
+    state: Literal["finished", "unfinished", "damaged", "all"] = "all",
+    plugin: Plugins = [],  # noqa: B006
+) -> None:
+    """List policies, presets, runs, or other parts.
+
+    Parameters
+    ----------
+    what
+        What to list.
+    folder
+        runs: where to look.
+    name
+        Only names that match this pattern, such as 'imagenet-*'.
+    policy
+        runs: only policies that match this pattern.
+    learner
+        runs: only learners that match this pattern.
+    state
+        runs: only finished, unfinished or damaged runs.
+    """
+    from graspcl.settings.rules import registries
+
+    load_plugins(plugin)
+    if what == "runs":
+        _list_runs(folder, name=name, policy=policy, learner=learner, state=None if state == "all" else state)
+    elif what == "presets":
+        _list_presets(name)
+    else:
+        _list_parts(registries()[what], name)
+
+
+def _list_runs(folder: Path, **patterns: Any) -> None:
+    from graspcl.report import find_runs, runs_table
+
+    if not folder.is_dir():
+        raise GraspError(f"there is no folder {folder}")
+    if found := find_runs(folder, **patterns):
+        Console().print(runs_table(found, folder))
+    else:
+        print(f"no such runs in {folder}")
+
+
+def _list_presets(pattern: str) -> None:
+    import fnmatch
+
+    from graspcl.settings.presets import about, names
+
+    table = Table("preset", "what", "paper", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.columns[0].no_wrap, table.columns[2].max_width = True, 18
+    for name in fnmatch.filter(names(), pattern):
+        table.add_row(name, about(name)["title"], about(name)["paper"])
+    console = Console()
+    console.print(table)
+    console.print(
+        "Options: --scale full, small or smoke; --rehearsal latent or veridical; --memory bounded or unbounded."
+    )
+
+
+def _list_parts(registry: Registry[Any], pattern: str) -> None:
+    """Print a table of parts: what each does, needs and costs, its source, and its parameters."""
+    import inspect
+
+    table = Table(registry.kind, "what it does; its parameters", box=SIMPLE_HEAD)
+    table.columns[0].no_wrap = True
+    for name in registry.names(pattern):
+        part: Any = registry.get(name)
+        needs = ", ".join(sorted(getattr(part, "needs", ())))
+        summary = (inspect.getdoc(part) or "").partition("\n")[0]
+        about = [summary, f"needs {needs}" if needs else "", getattr(part, "cost", ""), getattr(part, "source", "")]
+        given = registry.parameters(name).items()
+        about.append(" ".join(key if value is inspect.Parameter.empty else f"{key}={value}" for key, value in given))
+        about += [f"also called {also}" for also in registry.aliases(name)]
+        kind = getattr(part, "family", "") + (", balanced" if getattr(part, "balanced", False) is True else "")
+        kind = kind or registry.declared(name, "reads") or registry.declared(name, "gives") or ""
+        table.add_row(f"{name}\n[dim]{kind}[/dim]", escape("\n".join(filter(None, about))), end_section=True)
+    Console().print(table)

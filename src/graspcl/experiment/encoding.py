@@ -1,0 +1,158 @@
+"""Codes of all samples: latents through a codec, computed once and stored in the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from graspcl.cache import CachedRows, cache_folder, cached_rows, digest_of, lock
+from graspcl.checks import Array
+from graspcl.codec import Codec, codecs
+from graspcl.data import Samples
+from graspcl.errors import GraspError
+from graspcl.experiment.pretraining import Pretrained, header, store
+from graspcl.model import SplitNetwork
+from graspcl.pretrain import fit_codec, load_codec
+from graspcl.progress import Progress
+from graspcl.random import generator
+from graspcl.settings.config import Config, Part, digest
+from graspcl.state import load_state
+
+_LATENTS = 2 * 10**9  # bytes; larger latents are not stored beside their codes
+_STATES = ("_extra_state", "num_batches_tracked")  # of dropouts: they change with the seed, latents do not
+_VERSION = 1  # raise it when an encoder or its preprocessing changes, so that no older cache is used
+
+
+def make_codec(part: Part) -> Codec:
+    """Make a codec by its name."""
+    return codecs.create(part.name, **part.parameters)
+
+
+def encode_samples(
+    config: Config, samples: Samples[Any], pretrained: Pretrained, fit_on: Array, progress: Progress
+) -> tuple[Codec, CachedRows]:
+    """Return the codec, trained on the latents of the samples `fit_on` [n], and the codes of all samples."""
+    network = pretrained.network.execute(config.execution.make()).eval()
+    key = _latents_key(network, samples)
+    latents = None if pretrained.trained else _latents(samples, network, key, progress)
+    # A codec in a weights file belongs to the network in that file, not to one that was trained further.
+    codec = None if pretrained.trained else _codec_of_weights(config)
+    codec = codec or _fitted_codec(config, samples, network, latents, fit_on, key, progress)
+    codes_key = f"codes/{digest([key, str(config.codec), digest_of(codec.state_dict()), latents is None])[:16]}"
+
+    def compute(indices: Array) -> tuple[Array, Array, list[str]]:
+        if latents is not None:
+            kept = np.flatnonzero(latents.readable[indices])
+            values = torch.from_numpy(latents.values[indices[kept]]).float()
+            return codec.encode(values).numpy(), kept, [""] * (len(indices) - len(kept))
+        images, kept, problems = samples.read_some(indices)
+        latent = _encode(network, images)
+        return codec.encode(latent).numpy() if len(kept) else latent.numpy(), kept, problems
+
+    codes = cached_rows(codes_key, len(samples), compute, progress, f"encoding {samples.name}")
+    return codec, codes if latents is None else CachedRows(codes.values, codes.readable, latents.problems)
+
+
+def fit_base_codec(
+    config: Config, samples: Samples[Any], network: SplitNetwork, base: Array, progress: Progress
+) -> Codec:
+    """Train the configured codec on the latents of the base samples [n] of a trained network."""
+    network.execute(config.execution.make()).eval()
+    return _fitted_codec(config, samples, network, None, base, _latents_key(network, samples), progress)
+
+
+def _latents_key(network: SplitNetwork, samples: Samples[Any]) -> str:
+    frozen = {name: value for name, value in network.frozen.state_dict().items() if not name.endswith(_STATES)}
+    how = f"{network.execution.precision}-{network.execution.device.partition(':')[0]}"  # both change the last digits
+    return f"{samples.name}-{samples.fingerprint()}-{digest_of(frozen)}-{how}-v{_VERSION}"
+
+
+def _latents(samples: Samples[Any], network: SplitNetwork, key: str, progress: Progress) -> CachedRows | None:
+    """Return the latents of all samples in half precision, for every seed; None where they would take too much room."""
+    if 2 * _encode(network, first_readable(samples))[0].numel() * len(samples) > _LATENTS:
+        return None
+
+    def compute(indices: Array) -> tuple[Array, Array, list[str]]:
+        inputs, kept, problems = samples.read_some(indices)
+        return _encode(network, inputs).half().numpy(), kept, problems
+
+    return cached_rows(f"latents/{key}", len(samples), compute, progress, f"extracting latents: {samples.name}")
+
+
+def _codec_of_weights(config: Config) -> Codec | None:
+    """Return the codec in the weights file, if it is of the configured kind."""
+    weights = config.base.weights
+    codec = None if weights is None or "codec" not in header(weights) else load_codec(weights)
+    if codec is None or codec.name != config.codec.name:
+        return None
+    for name, value in config.codec.parameters.items():
+        if (found := getattr(codec, name, value)) != value and name not in ("iterations", "samples", "seed"):
+            raise GraspError(f"--codec.{name} {value}: the codec in {weights} has {found}; use that, or other weights")
+    return codec
+
+
+def _fitted_codec(
+    config: Config, samples: Samples[Any], network: SplitNetwork, latents: CachedRows | None, fit_on: Array, key: str,
+    progress: Progress,
+) -> Codec:  # fmt: skip
+    """Train a codec on the readable samples of `fit_on` [n], or read it from the cache.
+
+    It is stored because training with another number of threads ends in other last digits, and a resumed run needs
+    the codes of the codec it started with.
+    """
+    codec = make_codec(config.codec)
+    if type(codec).fit is Codec.fit:  # it learns nothing
+        return codec
+    name = digest([key, str(config.codec), digest_of({"fit_on": fit_on}), config.seed, latents is None])[:16]
+    folder = cache_folder() / "codecs" / name
+    with lock(folder / "lock"):
+        if (file := folder / "codec.safetensors").exists():
+            try:
+                codec.load_state_dict(load_state(file))
+                return codec
+            except GraspError as error:
+                progress.note(f"{error}; training the codec again")
+        if latents is not None:
+            found = torch.from_numpy(latents.values[fit_on[latents.readable[fit_on]]])
+            codec.fit(_with_padding(network, found, lambda padding: _encode(network, padding)).float())
+        else:
+            rng = generator(config.seed, "codec")
+            fit_codec(network, codec, lambda rows: _with_padding(network, samples.read_some(rows)[0]), fit_on, rng=rng)
+        store(file, codec.state_dict(), progress)
+    return codec
+
+
+def _with_padding(
+    network: SplitNetwork, values: torch.Tensor, encode: Callable[[torch.Tensor], torch.Tensor] = lambda x: x
+) -> torch.Tensor:
+    """Return inputs [n, …], or latents by `encode`, with one padding vector for four of them, if the network pads.
+
+    The first texts may all have the full length, and a codec only reproduces what it was trained on. With this much
+    padding every codebook contains it: training starts with centroids at random vectors.
+    """
+    padding = getattr(network.frozen, "padding_input", None)
+    if padding is None:
+        return values
+    more = encode(padding).to(values)
+    return torch.cat([values, more.expand(-(-len(values) // 4), *more.shape[1:])])
+
+
+def first_readable(samples: Samples[Any]) -> Any:
+    """Return the first sample that can be read, as a batch of one."""
+    problems: list[str] = []
+    for index in range(len(samples)):
+        found, kept, wrong = samples.read_some(np.array([index]))
+        if len(kept):
+            return found
+        problems += wrong
+    raise GraspError(f"none of the {len(samples)} samples of {samples.name} can be read: {problems[0]}")
+
+
+def _encode(network: SplitNetwork, inputs: torch.Tensor, chunk: int = 64) -> torch.Tensor:
+    device = next(network.parameters()).device
+    if not len(inputs):
+        return torch.empty(0)
+    return torch.cat([network.encode(part.to(device)).cpu() for part in torch.split(inputs, chunk)])

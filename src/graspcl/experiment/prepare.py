@@ -1,0 +1,396 @@
+"""Prepare a run: network, data, stream, base training and codes, then the learner that has seen the base samples."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from graspcl import __version__
+from graspcl.buffer import Buffer, Codes, rules
+from graspcl.cache import CachedRows, cached_rows, digest_of, lock
+from graspcl.checks import Array
+from graspcl.codec import Codec, Encoded, Identity, codecs
+from graspcl.data import Samples, Subset, open_samples
+from graspcl.errors import GraspError
+from graspcl.experiment.encoding import encode_samples, first_readable, fit_base_codec, make_codec
+from graspcl.experiment.inputs import as_inputs
+from graspcl.experiment.pretraining import build_network, pretrain_network
+from graspcl.learner import Learner, column_shapes, learners
+from graspcl.model import SplitNetwork, veridical
+from graspcl.policy import Budget, policies
+from graspcl.policy.uniform import UniformBalanced
+from graspcl.pretrain import fit_codec, save_weights, train_accuracy
+from graspcl.progress import Progress
+from graspcl.random import generator
+from graspcl.registry import parameter_names
+from graspcl.settings.config import (
+    BudgetConfig,
+    CheckpointConfig,
+    Config,
+    MeasureConfig,
+    Part,
+    StopConfig,
+    as_plain,
+    digest,
+)
+from graspcl.settings.rules import check
+from graspcl.state import drop_unfinished, load_state, save_state
+from graspcl.stream import Stream, class_order, load_stream, make_stream, streams
+
+_SHOWN = 20  # problems of the data that are shown; problems.json lists all
+_CHUNK = 16_384  # base samples that a learner observes at once
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What runs of one seed share, whatever their policy and learner.
+
+    `stream` has not started, and has only samples that can be read. `network` has a head row for each of the classes
+    `known` [k]. `codes` [N] are those of all samples, and `readable` [N] tells which can be read. `log` describes how
+    the network was made. Runs work on copies.
+    """
+
+    samples: Samples[Any]
+    stream: Stream
+    network: SplitNetwork
+    known: Array
+    codec: Codec
+    codes: Codes
+    readable: Array
+    problems: list[str]
+    log: dict[str, Any]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Identify the samples."""
+        return self.samples.fingerprint()
+
+    @cached_property
+    def key(self) -> str:
+        """Identify samples, network and codec by their contents."""
+        parts = (self.network.state_dict(), self.codec.state_dict(), {"readable": self.readable})
+        return digest([self.fingerprint, *map(digest_of, parts)])[:16]
+
+    def new_learner(self, config: Config) -> Learner:
+        """Make the learner of a run before it has seen anything."""
+        network, codec = copy.deepcopy(self.network), copy.deepcopy(self.codec)
+        learner = make_learner(config, network, codec, len(self.samples.classes))
+        learner.set_head_labels(self.known)
+        return learner
+
+
+def prepare(config: Config, progress: Progress) -> Prepared:
+    """Open the data, train or load the network, and encode all samples."""
+    network = build_network(config)  # first: wrong parameters are found before data are read
+    samples, order = open_data(config)
+    _report_problems(samples, config, progress)
+    stream = arrange(config, samples, order)
+    _probe(network, samples)
+    raw_images = config.rehearsal == "veridical" and config.reads == "images"
+    scanned = _read_all(samples, "readable", "checking", progress) if config.base.trains or raw_images else None
+    base = stream.base if scanned is None else stream.base[scanned.readable[stream.base]]
+    pretrained = pretrain_network(config, network, samples, base, order[: config.stream.base_classes], progress)
+    codec: Codec
+    codes: Codes
+    if raw_images:
+        assert scanned is not None
+        codec, rows = Encoded(config.data.pixels, whole=samples.whole), scanned
+        files, kept, _ = samples.encoded_some(np.arange(len(samples)))
+        codes = np.full(len(samples), b"", object)
+        codes[kept] = files
+    elif config.rehearsal == "veridical":
+        codec, rows = Identity(), _read_all(samples, "tokens", "tokenising", progress)
+        codes = torch.from_numpy(rows.values)
+    else:  # without base classes the codec learns from the first session
+        fit_on = base if len(base) else stream.sessions[0]
+        codec, rows = encode_samples(config, samples, pretrained, fit_on, progress)
+        codes = torch.from_numpy(rows.values)
+    problems = [*samples.problems, *filter(None, rows.problems)]
+    stream = _readable_part(stream, rows.readable, samples.labels)
+    return Prepared(
+        samples, stream, pretrained.network, pretrained.known, codec, codes, rows.readable, problems, pretrained.log
+    )
+
+
+def write_weights(config: Config, file: Path, progress: Progress) -> dict[str, Any]:
+    """Train the network and the codec on the base classes, and write both to a weights file.
+
+    Stopped training resumes from the cache.
+
+    Returns:
+        What the header of the file says about the training.
+    """
+    network = build_network(config)
+    samples, order = open_data(config)
+    known = order[: config.stream.base_classes or len(order)]
+    base = samples.train[np.isin(samples.labels[samples.train], known)]
+    _probe(network, samples)
+    # Find out now, not after hours, whether the codec can be trained on such latents.
+    quick = {"iterations": 1} if "iterations" in codecs.parameters(config.codec.name) else {}
+    trial = make_codec(Part(config.codec.name, {**config.codec.parameters, **quick}))
+    fit_codec(network, trial, samples.read, base, limit=512, rng=generator(config.seed, "trial"))
+    pretrained = pretrain_network(config, network, samples, base, known, progress)
+    codec = fit_base_codec(config, samples, pretrained.network, base, progress)
+    about = {
+        "network": str(config.network), "pixels": config.data.pixels, "seed": config.seed, "codec": str(config.codec),
+        "data": samples.name, "fingerprint": samples.fingerprint(), "images": len(base),
+        "classes": [samples.classes[label] for label in known], **pretrained.log, "graspcl": __version__,
+    }  # fmt: skip
+    if len(pretrained.known):
+        rows = np.argsort(known)[np.searchsorted(known, samples.labels[base], sorter=np.argsort(known))]
+        about["train_accuracy"] = train_accuracy(pretrained.network, samples.read, base, rows)
+    save_weights(pretrained.network, file, codec, about)
+    return about
+
+
+class PreparedCache:
+    """Remembers the last `Prepared`, for runs in one process that differ in policy, learner or budget only."""
+
+    def __init__(self) -> None:
+        self._key, self._last = "", None  # type: tuple[str, Prepared | None]
+
+    def get(self, config: Config, progress: Progress) -> Prepared:
+        """Return what `prepare` returns, from memory if possible."""
+        plain = as_plain(config)
+        shared = ("seed", "data", "stream", "network", "codec", "rehearsal", "execution")
+        base = {name: plain["base"].get(name) for name in ("method", "weights", "epochs", "batch_size", "lr")}
+        files = [_stamp(path) for path in (config.base.weights, config.stream.file, config.data.path)]
+        key = digest([{name: plain.get(name) for name in shared}, base, files])
+        if self._last is None or key != self._key:
+            self._last = None  # first: two of them may not fit into memory
+            self._last, self._key = prepare(config, progress), key
+        return self._last
+
+
+def _stamp(path: str | None) -> list[tuple[str, int, int]]:
+    """Describe a file or folder, so that changes down to two levels below it are noticed."""
+    if path is None or not (root := Path(path)).exists():  # data may be a name
+        return []
+    found = []
+    for place in (root, *sorted(root.glob("*")), *sorted(root.glob("*/*"))):
+        with contextlib.suppress(OSError):  # a broken link, or a file that was just deleted
+            found.append((str(place), place.stat().st_size, place.stat().st_mtime_ns))
+    return found
+
+
+# -- data and stream ---------------------------------------------------------------------------------------------------
+
+
+def open_data(config: Config) -> tuple[Samples[Any], Array]:
+    """Return the samples of a run, and its class order [classes]."""
+    data = config.data
+    samples = as_inputs(open_samples(data, config.reads), config)
+    order = class_order(config.stream.order, samples.classes, generator(config.seed, "stream"))
+    if data.tasks is None and (data.classes, data.per_class, data.test_per_class) != (None, None, None):
+        number = data.classes if data.classes is not None else len(order)
+        if number > len(order):
+            fit = fitted(config, len(order))
+            raise GraspError(
+                f"--data.classes {number}: {samples.name} has only {len(order)} classes; --data.classes {len(order)} "
+                f"--stream.base_classes {fit.stream.base_classes} --stream.sessions {fit.stream.sessions} would fit"
+            )
+        chosen = order[:number]
+        # The same samples for every seed, so that latents are shared.
+        samples = Subset(samples, np.sort(chosen), data.per_class, data.test_per_class, rng=generator(0, "subset"))
+        order = np.argsort(np.argsort(chosen))  # the chosen classes have new labels, in sorted order
+    if config.stream.file is not None:
+        order = _order_of_file(config, samples, order)
+    return samples, order
+
+
+def fit_to_data(config: Config) -> Config:
+    """Return settings with no more classes than the data have; base and sessions keep their proportions."""
+    check(config)
+    whole = replace(config, data=replace(config.data, classes=None, per_class=None, test_per_class=None))
+    samples, order = open_data(whole)
+    if len(order) < 2:
+        raise GraspError(f"{samples.name} has one class; learning needs at least two")
+    return config if config.data.classes is None else fitted(config, len(order))
+
+
+def fitted(config: Config, classes: int) -> Config:
+    """Return settings for at most `classes` classes.
+
+    >>> from graspcl.settings import change
+    >>> wanted = change(Config(), {"data.classes": 30, "stream.base_classes": 10, "stream.sessions": 20})
+    >>> fitted(wanted, 12).stream.base_classes, fitted(wanted, 12).stream.sessions
+    (4, 8)
+    """
+    wanted = config.data.classes or classes
+    if classes >= wanted:
+        return config
+    base = max(1, classes * config.stream.base_classes // wanted)
+    stream = replace(config.stream, base_classes=base, sessions=max(1, min(config.stream.sessions, classes - base)))
+    return replace(config, data=replace(config.data, classes=classes), stream=stream)
+
+
+def _order_of_file(config: Config, samples: Samples[Any], order: Array) -> Array:
+    """Return the class order of a saved stream, or `order` if the stream has no classes."""
+    home, given = _saved_stream(config, samples).home, config.stream.base_classes
+    if not home:
+        return order
+    if (number := sum(session == 0 for session in home.values())) != given:
+        raise GraspError(
+            f"--stream.file {config.stream.file} has {number} base classes, not {given}: "
+            f"set --stream.base_classes {number}"
+        )
+    return np.array([*home])
+
+
+def _saved_stream(config: Config, samples: Samples[Any]) -> Stream:
+    try:
+        return load_stream(Path(str(config.stream.file)), fingerprint=samples.fingerprint())
+    except GraspError as error:
+        if config.data.classes is None or config.stream.order != "random":
+            raise
+        raise GraspError(f"{error} (--seed decides which classes are used: set the one of the saved stream)") from error
+
+
+def arrange(config: Config, samples: Samples[Any], order: Array) -> Stream:
+    """Make the stream of a run; it is the same for every policy and learner."""
+    if config.stream.file is not None:
+        return _saved_stream(config, samples)
+    rng = generator(config.seed, "stream")
+    if config.stream.order == "random":
+        rng.permutation(len(order))  # the draw that made the order
+    taken = parameter_names(streams.get(config.stream.kind))
+    settings = {name: value for name, value in vars(config.stream).items() if name != "parameters"}
+    offered = {**settings, "order": order, **config.stream.parameters}
+    if "task_of" in taken:
+        offered["task_of"] = _tasks(config, samples, order)[samples.train]
+    given = {name: value for name, value in offered.items() if name in taken}
+    return make_stream(config.stream.kind, samples.train, samples.labels[samples.train], rng, **given)
+
+
+def _tasks(config: Config, samples: Samples[Any], order: Array) -> Array:
+    """Return the task of each sample [N]: that of the data, or groups of classes in their order."""
+    found, sessions = getattr(samples, "task_of", None), config.stream.sessions
+    if found is None:
+        task_of_class = np.empty(len(order), np.int64)
+        for task, classes in enumerate(np.array_split(order, sessions)):
+            task_of_class[classes] = task
+        found = task_of_class[samples.labels]
+    if (number := int(found.max()) + 1) != sessions:
+        raise GraspError(f"the data have {number} tasks, one per session: set --stream.sessions {number}")
+    return np.asarray(found)
+
+
+def _readable_part(stream: Stream, readable: Array, labels: Array) -> Stream:
+    """Return a stream without the samples that cannot be read."""
+    if readable[stream.samples].all():
+        return stream
+    base, *sessions = (part[readable[part]] for part in (stream.base, *stream.sessions))
+    rest = Stream(base, sessions, stream.chunk, labels, stream.tasks)
+    rest.name, rest.home = stream.name, {label: stream.home[label] for label in stream.home if label in rest.home}
+    return rest
+
+
+def _report_problems(samples: Samples[Any], config: Config, progress: Progress) -> None:
+    """Show what is wrong with the data, and how much of them is used."""
+    for problem in samples.problems[:_SHOWN]:
+        progress.note(problem)
+    if (more := len(samples.problems) - _SHOWN) > 0:
+        progress.note(f"and {more:,} more problems, all listed in problems.json")
+    untested = sorted(set(np.unique(samples.labels)) - set(np.unique(samples.labels[samples.test])))
+    if untested:
+        names = ", ".join(repr(samples.classes[label]) for label in untested[:5])
+        few = f"{names} and {len(untested) - 5} more" if len(untested) > 5 else names
+        samples.problems = [*samples.problems, f"{samples.name}: classes without test samples, not tested: {few}"]
+        progress.note(samples.problems[-1])
+    whole = samples.samples if isinstance(samples, Subset) else samples
+    counts = []
+    for part in ("classes", "train", "test"):
+        used, all_of = len(getattr(samples, part)), len(getattr(whole, part))
+        counts.append(f"{used:,}" if used == all_of else f"{used:,} of {all_of:,}")
+    classes, train, test = counts
+    said = f"{samples.name}: {classes} classes, {train} training and {test} test"
+    tokens = config.network.parameters.get("max_tokens", 256)
+    progress.note(f"{said} texts, cut to {tokens} tokens" if config.reads == "texts" else f"{said} samples")
+
+
+def _probe(network: SplitNetwork, samples: Samples[Any]) -> None:
+    """Pass one sample through the network, to find out before hours are spent whether they fit."""
+    try:
+        with torch.no_grad():
+            network.eval()(network.encode(first_readable(samples)))
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        said = str(error).partition("\n")[0]
+        raise GraspError(f"the network does not take the samples of {samples.name}: {said}") from error
+
+
+def _read_all(samples: Samples[Any], what: str, title: str, progress: Progress) -> CachedRows:
+    """Read all samples once: their `tokens`, or just which of them are `readable`."""
+
+    def compute(indices: Array) -> tuple[Array, Array, list[str]]:
+        found, kept, problems = samples.read_some(indices)
+        return found.numpy() if what == "tokens" else np.zeros((len(kept), 0), np.uint8), kept, problems
+
+    key = f"{what}/{samples.name}-{samples.fingerprint()}"
+    return cached_rows(key, len(samples), compute, progress, f"{title} {samples.name}")
+
+
+# -- the learner -------------------------------------------------------------------------------------------------------
+
+
+def make_learner(config: Config, network: SplitNetwork, codec: Codec, classes: int) -> Learner:
+    """Make the learner of a run for up to `classes` classes; it works on `network` itself."""
+    if config.rehearsal == "veridical":
+        # The paper's text runs train all of BERT; its image runs keep the lower layers frozen.
+        network = veridical(network, unfreeze=config.reads != "images")
+    rule = rules.create(config.buffer.maintenance.name, **config.buffer.maintenance.parameters)
+    kind, parameters = learners.get(config.learner.name), config.learner.parameters
+    columns = {**column_shapes(rule, network), **kind.columns(classes, **parameters)}
+    buffer = Buffer(config.buffer.capacity, codec, rule, columns, rng=generator(config.seed, "buffer"))
+    policy, rng = policies.create(config.policy.name, **config.policy.parameters), generator(config.seed, "policy")
+    execution = config.execution.make()
+    return kind(network, buffer, policy, config.optimiser.make(), rng, execution=execution, **parameters)
+
+
+def base_key(config: Config) -> str:
+    """Identify the settings that `learn_base` depends on."""
+    alike = replace(
+        config, name="", log=None, policy=Part("grasp"), budget=BudgetConfig(batch_size=config.budget.batch_size),
+        stop=StopConfig(), measure=MeasureConfig(), checkpoint=CheckpointConfig(),
+    )  # fmt: skip
+    return digest(as_plain(alike))[:16]
+
+
+def learn_base(config: Config, prepared: Prepared, learner: Learner, folder: Path, progress: Progress) -> None:
+    """Bring a new learner to the start of the stream: it stores the base samples and rehearses them uniformly.
+
+    Runs of all policies start from the same state. It is stored in `folder` for the others.
+    """
+    file = folder / f"{base_key(config)}-{prepared.key}.safetensors"
+    policy, optimiser = learner.policy, learner.optimiser
+    state: dict[str, Any] | None = None
+    with lock(folder / ".locks" / file.stem / "lock"):
+        drop_unfinished(folder, file.name)
+        if file.exists():
+            try:
+                state = load_state(file)
+            except GraspError as error:
+                progress.note(f"{error}; learning the base samples again")
+        if state is None:
+            learner.policy = UniformBalanced(replace=False)
+            learner.optimiser = (config.base.optimiser or config.optimiser).make()
+            _observe_and_rehearse(config, prepared, learner)
+            state = {**learner.state_dict(), "policy": {}}
+            save_state(file, state)
+    learner.policy, learner.optimiser = policy, optimiser
+    learner.load_state_dict({**state, "policy": policy.state_dict()})  # the same bytes whoever learned the base
+
+
+def _observe_and_rehearse(config: Config, prepared: Prepared, learner: Learner) -> None:
+    base = prepared.stream.base
+    for start in range(0, len(base), _CHUNK):
+        part = base[start : start + _CHUNK]
+        learner.observe_codes(prepared.codes[part], prepared.samples.labels[part], part)
+    if len(base):
+        learner.rehearse(Budget.passes(config.base.passes, len(learner.buffer), config.budget.batch_size))

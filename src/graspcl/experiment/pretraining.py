@@ -1,0 +1,111 @@
+"""The network before the stream: built, loaded from weights, or trained on the base classes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graspcl.cache import cache_folder, digest_of, lock
+from graspcl.checks import Array
+from graspcl.data import Samples
+from graspcl.errors import GraspError
+from graspcl.model import SplitNetwork, make_network
+from graspcl.pretrain import load_weights, pretrain_once, read_header, trainers
+from graspcl.progress import Progress
+from graspcl.random import generator, torch_generator
+from graspcl.settings.config import Config, as_plain, digest
+from graspcl.settings.rules import network_options
+from graspcl.state import save_state
+
+_VERSION = 1  # raise it when training changes, so that older networks in the cache are not used
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A network whose head has a row for each of the classes `known` [k], and how it was made."""
+
+    network: SplitNetwork
+    known: Array
+    trained: bool
+    log: dict[str, Any]
+
+
+def build_network(config: Config) -> SplitNetwork:
+    """Build the network of a run, without classes; its weights are drawn with the run's seed."""
+    init = torch_generator(config.seed, "init")
+    return make_network(config.network.name, generator=init, **network_options(config))
+
+
+def pretrain_network(
+    config: Config, network: SplitNetwork, samples: Samples[Any], base: Array, known: Array, progress: Progress
+) -> Pretrained:
+    """Bring a new `network` to the start of the stream.
+
+    Trained networks are stored in the cache. With the same settings, data and seed, training happens once; stopped
+    training resumes.
+
+    Args:
+        config: settings of the run.
+        network: as `build_network` returns it; it is changed.
+        samples: the data.
+        base: base samples [n].
+        known: base classes [k], in the order of the head's rows.
+        progress: shows the work.
+    """
+    weights, method = config.base.weights, config.base.method
+    if not config.base.trains or not len(base):
+        if weights is None:
+            return Pretrained(network, known[:0], False, {"method": "none"})
+        names = [samples.classes[label] for label in known]
+        fits = bool(names) and header(weights).get("settings", {}).get("classes") == names
+        if fits:
+            network.head.grow(len(known))
+        report = load_weights(network, weights, part="network" if fits else "body")
+        return Pretrained(network, known if fits else known[:0], False, {"method": "weights", "loaded": str(report)})
+    rows = known if method == "supervised" else known[:0]
+    if len(rows):
+        network.head.grow(len(rows))
+    if weights is not None:
+        progress.note(f"{weights}: {load_weights(network, weights, part='body')}")
+    key = _training_key(config, samples, base, network)
+    folder = cache_folder() / "base" / key
+    row_of = np.full(len(samples.classes), -1)
+    row_of[known] = np.arange(len(known))
+    settings = trainers.get(method).settings_class(
+        epochs=config.base.epochs, batch_size=config.base.batch_size, lr=config.base.lr
+    )
+    network.execute(config.execution.make())
+    with lock(folder / "lock"):
+        labels, rng = row_of[samples.labels[base]], generator(config.seed, "base")
+        log = pretrain_once(network, folder, method, samples.read, base, labels, settings, rng, progress)
+    return Pretrained(network, rows, True, {"key": key, **log})
+
+
+def header(weights: str) -> dict[str, Any]:
+    """Return what `graspcl pretrain` wrote beside the tensors; nothing for other files."""
+    try:
+        return dict(read_header(weights))
+    except GraspError:
+        return {}
+
+
+def _training_key(config: Config, samples: Samples[Any], base: Array, network: SplitNetwork) -> str:
+    """Identify everything that training depends on; initial weights by their contents."""
+    settings = as_plain(config.base)
+    for other in ("passes", "optimiser", "weights"):
+        settings.pop(other, None)
+    body = {name: value for name, value in network.state_dict().items() if not name.endswith("_extra_state")}
+    depends = [_VERSION, samples.fingerprint(), digest_of({"base": base}), settings, config.seed, digest_of(body)]
+    execution = config.execution.make()
+    return digest([*depends, str(config.network), execution.precision, execution.device.partition(":")[0]])[:16]
+
+
+def store(file: Path, state: dict[str, Any], progress: Progress) -> None:
+    """Store a state in the cache, if possible."""
+    try:
+        save_state(file, state)
+    except GraspError as error:
+        progress.note(f"{error}; if the run is stopped, this work is repeated")

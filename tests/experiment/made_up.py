@@ -1,0 +1,60 @@
+"""Made-up data small enough for a run to take a second, and a progress that remembers."""
+
+import contextlib
+
+import numpy as np
+import pytest
+import torch
+
+from graspcl.data import Samples, data_sources
+from graspcl.experiment import Config, change, preset
+from graspcl.progress import Silent
+
+
+class Clusters(Samples[torch.Tensor]):
+    """12 classes of 60 vectors around their means."""
+
+    def __init__(self, classes: int = 12, dim: int = 256) -> None:
+        rng = np.random.default_rng(0)
+        labels = np.repeat(np.arange(classes), 60)
+        number = len(labels)
+        self.values = (rng.normal(size=(classes, dim))[labels] + 2.5 * rng.normal(size=(number, dim))).astype(
+            np.float32
+        )
+        train, test = np.flatnonzero(np.arange(number) % 3 > 0), np.flatnonzero(np.arange(number) % 3 == 0)
+        super().__init__(
+            "clusters", "1", [f"class {k}" for k in range(classes)], labels, np.arange(number), train, test
+        )
+
+    def read(self, indices):
+        return torch.from_numpy(self.values[self.check(indices)])
+
+
+class Notes(Silent):
+    """Remembers the notes of a run."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.said.append(text)
+
+    def __contains__(self, text: str) -> bool:
+        return any(text in said for said in self.said)
+
+
+def settings_of_clusters() -> Config:
+    """The listings preset on made-up classes, so that a run takes a second."""
+    options = {"name": "small", "data.path": "clusters", "stream.base_classes": 4, "stream.sessions": 4}
+    return change(preset("listings"), options)
+
+
+@contextlib.contextmanager
+def clusters_in(place):
+    """Register the made-up classes, with a cache in `place`, for fixtures that outlive a test."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRASPCL_CACHE", str(place / "cache"))
+        data_sources.names()
+        patch.setitem(data_sources._parts, "clusters", lambda: Clusters())
+        patch.setitem(data_sources._declared, "clusters", {"gives": "vectors"})
+        yield settings_of_clusters()
