@@ -10,7 +10,7 @@ from graspcl.experiment import Choice, Part, choose, make_workers
 from graspcl.experiment.compare import compare
 from graspcl.policy import policies
 from graspcl.progress import Silent
-from graspcl.report import bar_chart, policy_table, rows
+from graspcl.report import bar_chart, rows, sweep_table
 
 
 def test_all_policies_spend_the_same_and_book_what_they_say(small, tmp_path):
@@ -64,15 +64,15 @@ def test_choices_are_checked_before_any_work():
 
 
 @pytest.mark.parametrize("width", [80, 130])
-def test_tables_fit_and_relate_times_to_uniform(small, tmp_path, width):
+def test_tables_fit_and_compare_with_uniform(small, tmp_path, width):
     with make_workers(1) as here:
-        found = rows(compare(small, choose("grasp,uniform"), [0, 1], tmp_path, Silent(), here))
+        paths = compare(small, choose("grasp,uniform"), [0, 1], tmp_path, Silent(), here)
     console = Console(width=width, record=True, quiet=True)
     with console.capture() as capture:
         console.quiet = False
-        console.print(policy_table("title", {"unbounded": found, "bounded": found}, width=width))
-        console.print(bar_chart("α", {row.policy: row.mean("alpha") for row in found}))
+        console.print(sweep_table("title", paths, "uniform", width))
+        console.print(bar_chart("α", {row.policy: row.mean("alpha") for row in rows(paths)}))
     text = capture.get()
-    for word in ("grasp", "uniform", "unbounded", "bounded", "μ_A", "time", "1.00", "█", "±"):
+    for word in ("grasp", "uniform", "μ_A", "Δα", "█", "±"):
         assert word in text
     assert "…" not in text

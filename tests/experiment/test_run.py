@@ -16,7 +16,7 @@ from graspcl.experiment.measure import arrivals
 from graspcl.experiment.source import SOURCES
 from graspcl.experiment.start import _stamp, forget, ready
 from graspcl.progress import Silent
-from graspcl.report.html.reading import read_run
+from graspcl.report import read_run
 from graspcl.settings.config import BaseConfig, StreamConfig
 from graspcl.stream import ClassIncremental, Stream
 

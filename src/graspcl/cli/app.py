@@ -157,34 +157,35 @@ def compare(
     from graspcl.experiment import choose, make_workers, preset
     from graspcl.experiment.compare import compare as run_all
     from graspcl.model import Execution
-    from graspcl.report import bar_chart, policy_table, rows
+    from graspcl.report import bar_chart, rows, sweep_table
     from graspcl.settings.presets import about
 
     load_plugins(plugin)
     choices = choose(policies, parse_values(policy), mode, learners, parse_values(learner))
     console = Console()
     execution = Execution(precision, compile, device).resolve()
-    memories = {}
+    found = {}
     with run_folder(out, "compare") as folder, Bars(console) as bars, make_workers(workers, plugin) as processes:
         for memory in ("unbounded", "bounded"):
             settings = preset(stream, rehearsal=rehearsal, memory=memory, execution=execution)
             fit = [choice for choice in choices if memory == "unbounded" or not choice.unbounded]
-            memories[memory] = rows(run_all(settings, fit, range(seeds), folder, bars, processes)) if fit else []
+            found[memory] = run_all(settings, fit, range(seeds), folder, bars, processes) if fit else []
     console.print()
-    console.print(policy_table(about(stream)["title"], memories, width=console.width))
-    memory = "bounded" if memories["bounded"] else "unbounded"
-    console.print(bar_chart(f"α, {memory} memory", {row.policy: row.mean("alpha") for row in memories[memory]}))
+    paths = [*found["unbounded"], *found["bounded"]]
+    console.print(sweep_table(about(stream)["title"], paths, width=console.width))
+    memory = "bounded" if found["bounded"] else "unbounded"
+    console.print(bar_chart(f"α, {memory} memory", {row.policy: row.mean("alpha") for row in rows(found[memory])}))
     leave_page(console, folder)
 
 
 def leave_page(console: Console, folder: Path) -> None:
     """Say where all runs are, and where a page of them is, if what draws it is installed."""
-    from graspcl.experiment.shown import open_shown
-    from graspcl.report.html import gather, write_page
+    from graspcl.experiment.run_samples import open_samples
+    from graspcl.report import gather, write_page
 
     page = folder / "report.html"
     try:
-        write_page(gather([folder], samples=open_shown), page)
+        write_page(gather([folder]), page, open_samples)
     except (MissingExtra, OSError) as error:
         told = f"No page of figures was made: {error}"
     else:
