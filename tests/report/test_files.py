@@ -14,11 +14,12 @@ from graspcl.cli.report import report as command
 from graspcl.errors import GraspError
 from graspcl.metric import interval
 from graspcl.report import gather
+from graspcl.report.measures import Mean
 from graspcl.report.paper import published
 from graspcl.report.render import images
 from graspcl.report.render.images import write_figures
 from graspcl.report.render.text import as_csv, as_latex, as_markdown, slug, write_tables
-from graspcl.report.tables import Column, Table, number_cell, paper_form_tables, text_cell
+from graspcl.report.tables import Column, Table, mean_cell, number_cell, paper_form_tables, text_cell
 
 PAPER = Path(__file__).parents[2].parent / "shared" / "paper" / "grasp.tex"
 
@@ -46,7 +47,7 @@ def test_csv_has_plain_numbers_and_their_spread_apart(report, tmp_path):
 def test_a_table_stays_a_table_whatever_it_holds():
     columns = [Column("a|b", numeric=False), Column("α")]
     table = Table(
-        "t", "T_1", columns, [[text_cell('x|y\n"z", <b>&%$#_{}~^\\'), number_cell(1234.5, 1, 0.5, 0.25, bold=True)]]
+        "t", "T_1", columns, [[text_cell('x|y\n"z", <b>&%$#_{}~^\\'), mean_cell(Mean(1234.5, 0.5, 0.25), 1, bold=True)]]
     )
     assert list(csv.reader(as_csv(table).splitlines(keepends=True)))[1] == [
         'x|y\n"z", <b>&%$#_{}~^\\',
@@ -62,7 +63,7 @@ def test_a_table_stays_a_table_whatever_it_holds():
 
 
 def test_latex_tables_have_the_form_of_the_papers(report):
-    lines = as_latex(paper_form_tables(report.experiments[0])[-1]).splitlines()
+    lines = as_latex([*paper_form_tables(report.experiments[0])][-1]).splitlines()
     assert r"  \begin{tabular}{l|cccc|cccc}" in lines
     head = [line.strip() for line in lines if "multicolumn" in line or r"\mu_{N} \uparrow" in line]
     assert (

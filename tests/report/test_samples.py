@@ -18,9 +18,8 @@ from making import make_run
 from graspcl.experiment import from_plain, run
 from graspcl.experiment.run_samples import open_samples
 from graspcl.images import thumbnail
-from graspcl.report import gather, write_page
-from graspcl.report.render import html as page
-from graspcl.report.render.html import render_report
+from graspcl.report import gather, samples, write_page
+from graspcl.report.render.html import render_part, render_report
 from graspcl.report.render.text import write_tables
 from graspcl.report.samples import IMAGES, TITLE, ClassSamples, FirstAndLast, both_ends, first_and_last, order_by_class
 from graspcl.report.watch import WatchedRun
@@ -234,9 +233,7 @@ def test_no_tokenizer_is_fetched(tmp_path):
 
 def test_data_are_opened_for_the_page_alone(done, tmp_path, monkeypatch):
     opened = []
-    monkeypatch.setattr(
-        page, "first_and_last", lambda found, samples: opened.append(found) or FirstAndLast(missing="-")
-    )
+    monkeypatch.setattr(samples, "first_and_last", lambda found, _: opened.append(found) or FirstAndLast(missing="-"))
     assert TITLE.encode() not in WatchedRun(done[1]).page()
     write_tables(gather([done[1]]), tmp_path / "tables", "csv")
     assert TITLE not in render_report(gather([done[1]]))
@@ -247,9 +244,7 @@ def test_data_are_opened_for_the_page_alone(done, tmp_path, monkeypatch):
 
 def test_many_experiments_do_not_all_open_their_data(tmp_path, monkeypatch):
     opened = []
-    monkeypatch.setattr(
-        page, "first_and_last", lambda found, samples: opened.append(found) or FirstAndLast(missing="-")
-    )
+    monkeypatch.setattr(samples, "first_and_last", lambda found, _: opened.append(found) or FirstAndLast(missing="-"))
     for number in range(8):
         make_run(tmp_path / str(number), config={"data": {"path": f"data {number}"}})
     body = render_report(gather([tmp_path]), open_samples)
@@ -288,8 +283,7 @@ def test_the_page_holds_the_images_with_their_names(done):
 
 def card(*classes, caption=""):
     """The card of some texts."""
-    template = page._environment().get_template("parts.html")
-    return str(template.module.samples(FirstAndLast(classes, images=False, caption=caption), "e0"))
+    return render_part("samples", FirstAndLast(classes, images=False, caption=caption), "e0")
 
 
 def test_hostile_texts_stay_texts():

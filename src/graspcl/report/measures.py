@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from graspcl.metric import interval
+
 NONE = "–"  # shown where there is no value
 LABEL = 44  # most characters of a method's label in figures
 
@@ -20,29 +22,17 @@ TableName = Literal["summary", "costs", "paper", "sweep", "demo", "session"]
 
 @dataclass(frozen=True)
 class Measure:
-    """A number that runs store, and how tables show it.
+    """A number that runs store, and how tables show it."""
 
-    Args:
-        key: Name in summary.json; for the table "session", name in a line of metrics.jsonl.
-        symbol: Heading of its column.
-        meaning: Explanation, which ends with the unit where the heading does not show it.
-        unit: Unit as shown.
-        better: Which values are better; the best one is printed in bold. Empty for costs.
-        digits: Digits after the decimal point.
-        factor: Converts the stored value to the unit.
-        tables: Tables that have a column for it.
-        tex: Symbol in LaTeX math mode; by default the symbol as text.
-    """
-
-    key: str
+    key: str  # in summary.json; for the table "session", in a line of metrics.jsonl
     symbol: str
-    meaning: str
+    meaning: str  # ends with the unit where the heading does not show it
     unit: str = "%"
-    better: Literal["higher", "lower", ""] = "higher"
-    digits: int = 2
-    factor: float = 1.0
+    better: Literal["higher", "lower", ""] = "higher"  # which means are printed in bold; empty for costs
+    digits: int = 2  # after the decimal point
+    factor: float = 1.0  # from the stored value to the unit
     tables: tuple[TableName, ...] = ("summary", "sweep")
-    tex: str = ""
+    tex: str = ""  # symbol in LaTeX's math mode, if it has one
 
     @property
     def heading(self) -> str:
@@ -116,17 +106,37 @@ def measures(table: TableName) -> list[Measure]:
 # -- how values and names are written ----------------------------------------------------------------------------------
 
 
-def mean_text(mean: float, digits: int, half: float = math.nan, sign: str = "") -> str:
-    """Return a mean with half of its interval, where there is one.
+@dataclass(frozen=True)
+class Mean:
+    """A mean over seeds; what is unknown is NaN."""
 
-    >>> mean_text(61.234, 2, 0.1), mean_text(2.0, 1, sign="+"), mean_text(math.nan, 2)
-    ('61.23 ± 0.10', '+2.0', '–')
-    """
-    if math.isnan(mean):
-        return NONE
-    counted = not digits and not half  # whole numbers that are the same for all seeds
-    behind = "" if math.isnan(half) or counted else f" ± {half:,.{digits}f}"
-    return f"{mean:{sign},.{digits}f}{behind}"
+    mean: float = math.nan
+    half: float = math.nan  # half of the 95 % t-interval, for two seeds or more
+    std: float = math.nan  # sample standard deviation, for two seeds or more
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Mean:
+        """Return the mean of values, one per seed.
+
+        >>> Mean.of([60.0, 62.0, 64.0]).text(2)
+        '62.00 ± 4.97'
+        """
+        if not len(values):
+            return cls()
+        found = interval(values)
+        return cls(found.mean, found.high - found.mean, found.std)
+
+    def scaled(self, factor: float) -> Mean:
+        """Return it in another unit."""
+        return Mean(factor * self.mean, factor * self.half, factor * self.std)
+
+    def text(self, digits: int, sign: str = "") -> str:
+        """Return the mean with ± half of its interval, if it has one."""
+        if math.isnan(self.mean):
+            return NONE
+        constant = not digits and not self.half  # whole numbers that are the same for all seeds
+        behind = "" if math.isnan(self.half) or constant else f" ± {self.half:,.{digits}f}"
+        return f"{self.mean:{sign},.{digits}f}{behind}"
 
 
 def p_text(p: float) -> str:

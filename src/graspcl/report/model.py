@@ -6,17 +6,16 @@ Everything that terminal, page and files show is computed here, once.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePath
-from typing import Any
 
 import numpy as np
 
 from graspcl.errors import GraspError, nearest
-from graspcl.metric import interval, mcnemar, paired_interval, saved_updates
-from graspcl.report.measures import distinct_labels
+from graspcl.metric import mcnemar, paired_interval, saved_updates
+from graspcl.report.measures import Mean, distinct_labels
 from graspcl.report.read import Run, differing, dig, flatten, number, read_runs
 
 BASELINE = "uniform_balanced"
@@ -90,20 +89,13 @@ class Group:
                     found.setdefault(key, []).append(value)
         return found
 
+    def over_seeds(self, key: str) -> Mean:
+        """Return the mean of a number of the summaries, with its interval."""
+        return Mean.of(self.values.get(key, []))
+
     def mean(self, key: str) -> float:
-        """Return the mean over seeds; NaN without values."""
+        """Return the mean alone; NaN without values."""
         return float(np.mean(self.values[key])) if key in self.values else float("nan")
-
-    def std(self, key: str) -> float:
-        """Return the sample standard deviation over seeds; NaN for fewer than two."""
-        return interval(self.values[key]).std if key in self.values else float("nan")
-
-    def half(self, key: str) -> float:
-        """Return half of the 95 % t-interval of the mean over seeds; NaN for fewer than two."""
-        if key not in self.values:
-            return float("nan")
-        found = interval(self.values[key])
-        return found.high - found.mean
 
     @property
     def class_accuracy(self) -> dict[str, float]:
@@ -116,26 +108,13 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Difference:
-    """α of a group minus α of the baseline, over the seeds that both have.
+class Difference(Mean):
+    """α of a group minus α of the baseline, over the seeds that both have."""
 
-    Args:
-        mean: Mean difference.
-        half: Half of its 95 % t-interval; NaN for one seed.
-        std: Standard deviation of the differences; NaN for one seed.
-        p: Paired t-test over seeds; NaN for one seed.
-        seeds: Number of seeds.
-        mcnemar_p: Median over seeds of McNemar's exact test on the final predictions; NaN without predictions.
-        tested: Number of seeds whose predictions could be tested.
-    """
-
-    mean: float
-    half: float
-    std: float
-    p: float
-    seeds: int
-    mcnemar_p: float
-    tested: int
+    seeds: int = 0
+    p: float = float("nan")  # paired t-test over seeds
+    mcnemar_p: float = float("nan")  # McNemar's exact test on the final predictions, median over seeds
+    tested: int = 0  # seeds whose predictions could be tested
 
 
 @dataclass(frozen=True)
@@ -226,14 +205,18 @@ class Experiment:
         found = (m for m in self.methods if (m.learner, m.policy, m.others) == wanted)
         return next((m for m in found if m != method), None)
 
-    def reference(self, group: Group) -> Group | None:
-        """Return the group of the baseline under the same condition."""
-        rival = self.rival(group.method)
-        return None if rival is None else self._by_place.get((rival, group.condition))
-
     def difference(self, group: Group) -> Difference | None:
-        """Compare a group with the baseline; None without a common seed."""
-        other = self.reference(group)
+        """Compare a group with the baseline under the same condition; None without a common seed."""
+        return self._differences.get((group.method, group.condition))
+
+    @cached_property
+    def _differences(self) -> dict[tuple[Method, Condition], Difference]:
+        found = {(group.method, group.condition): self._compare(group) for group in self.groups}
+        return {place: difference for place, difference in found.items() if difference is not None}
+
+    def _compare(self, group: Group) -> Difference | None:
+        rival = self.rival(group.method)
+        other = None if rival is None else self._by_place.get((rival, group.condition))
         if other is None or not (group.finished and other.finished):
             return None
         own, theirs = ({run.seed: run for run in one.runs} for one in (group, other))
@@ -242,9 +225,13 @@ class Experiment:
             return None
         found = paired_interval([a.value("alpha") for a, _ in pairs], [b.value("alpha") for _, b in pairs])
         # Seeds share test samples, so samples pooled over seeds would not be independent: the test is by seed.
-        tests = [mcnemar(a.correct, b.correct).p for a, b in pairs if _same_test_samples(a, b)]  # type: ignore[arg-type]
+        tests = [
+            mcnemar(a.correct, b.correct).p  # type: ignore[arg-type]  # known, as labels are
+            for a, b in pairs
+            if a.labels is not None and b.labels is not None and np.array_equal(a.labels, b.labels)
+        ]
         median = float(np.median(tests)) if tests else float("nan")
-        return Difference(found.mean, found.high - found.mean, found.std, found.p, len(pairs), median, len(tests))
+        return Difference(found.mean, found.high - found.mean, found.std, len(pairs), found.p, median, len(tests))
 
     def curve(self, method: Method, buffer: str) -> dict[float, float]:
         """Return the final accuracy by updates, with one buffer."""
@@ -272,30 +259,18 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Report:
-    """Runs and how to compare them.
-
-    Args:
-        runs: All runs, whatever their state.
-        baseline: Policy that others are compared with.
-        paper: Table of the paper to show next to the runs, such as "table-2".
-    """
+    """Runs in any state, the policy to compare with, and the table of the paper to show next to them."""
 
     runs: list[Run]
     baseline: str = BASELINE
-    paper: str | None = None
+    paper: str | None = None  # such as "table-2"
 
     @cached_property
     def experiments(self) -> list[Experiment]:
         """Runs that can be compared; runs without settings are in none of them."""
-        found: dict[str, list[Run]] = {}
-        for run in self.runs:
-            if run.config and run.usable:
-                found.setdefault(_data_and_stream(run.config), []).append(run)
-        return [
-            make_experiment(part, self.baseline, where)
-            for runs in found.values()
-            for where, part in _split_by_data(runs)
-        ]
+        found = _group_by([run for run in self.runs if run.config and run.usable], _data_and_stream)
+        parts = [part for runs in found.values() for part in _split_by_data(runs)]
+        return [make_experiment(runs, self.baseline, where) for where, runs in parts]
 
     @property
     def with_problems(self) -> int:
@@ -321,12 +296,12 @@ def gather(paths: Iterable[Path], baseline: str | None = None, paper: str | None
 # -- which runs belong together ----------------------------------------------------------------------------------------
 
 
-def _data_and_stream(config: Mapping[str, Any]) -> str:
+def _data_and_stream(run: Run) -> str:
     """Return what a run learns from; the folder of the data may differ between machines."""
-    data = config.get("data")
-    if isinstance(data, Mapping):
+    data = run.config.get("data")
+    if isinstance(data, dict):
         data = {**data, "path": PurePath(str(data.get("path", ""))).name}
-    return json.dumps([data, config.get("stream"), config.get("rehearsal")], sort_keys=True, default=str)
+    return json.dumps([data, run.config.get("stream"), run.config.get("rehearsal")], sort_keys=True, default=str)
 
 
 def _split_by_data(runs: list[Run]) -> list[tuple[str, list[Run]]]:
@@ -436,9 +411,3 @@ def _budget_names(runs: Sequence[Run]) -> Callable[[Run], str]:
         return f"{times(run):g}x{'' if same_base else f' of {base(run)}'}"
 
     return name
-
-
-def _same_test_samples(a: Run, b: Run) -> bool:
-    if a.correct is None or b.correct is None or a.labels is None or b.labels is None:
-        return False
-    return np.array_equal(a.labels, b.labels)

@@ -14,7 +14,7 @@ import numpy as np
 from graspcl.checks import Array
 from graspcl.report.figures.style import COLOURS, Figure, Trace, View, axis, rounded
 from graspcl.report.measures import shorten
-from graspcl.report.render.html import figure_card, render_page
+from graspcl.report.render.html import render_page
 from graspcl.state import write_whole
 
 MOST_POINTS = 1500  # drawn of a large class; numbers count all
@@ -41,20 +41,19 @@ def render_overview(
         draws: By policy, the samples that a session draws, in order, as indices [draws].
         share: Share of the variance of the samples that the plane holds.
     """
-    figures: dict[str, Any] = {}
-    drawn = [
-        _figure(number, policy, order, points, prototype, distances)
+    figures = {
+        f"e0-p{number}": _figure(number, policy, order, points, prototype, distances)
         for number, (policy, order) in enumerate(draws.items())
-    ]
+    }
     about = (
         f"{len(points):,} stored samples of one class as the network sees them, in the two directions in which they "
         f"differ most ({100 * share:.0f} % of their variance). GRASP prefers samples near the class mean and rarely "
         "draws a sample again, so distant ones follow. Uniform rehearsal draws all with the same probability."
     )
+    steps = [view.label for view in figures["e0-p0"].views]
     return render_page(
-        "overview.html", f"{name} – overview of GRASP – graspcl", figures, ["page.css", "overview.css"],
-        ["page.js", "overview.js"], heading=shorten(name, 120), about=about, pause=_PAUSE,
-        steps=[view.label for view in drawn[0].views], cards=[figure_card(figure, "e0", figures) for figure in drawn],
+        "overview.html", f"{name} – overview of GRASP – graspcl", figures, heading=shorten(name, 120), about=about,
+        pause=_PAUSE, steps=steps, cards=figures,
     )  # fmt: skip
 
 

@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 
 from graspcl.errors import GraspError, nearest
-from graspcl.metric import interval
-from graspcl.report.measures import mean_text, significant
+from graspcl.report.measures import Mean, significant
 from graspcl.report.model import Condition, Experiment, Group
 from graspcl.report.read import dig, number
-from graspcl.report.tables import INTERVAL, Cell, Column, Table, number_cell, text_cell
+from graspcl.report.tables import INTERVAL, Cell, Column, Table, mean_cell, number_cell, text_cell
 
 _SAME_SIZE = 0.1  # a buffer within a tenth of the published size counts as equal
 
@@ -53,7 +52,7 @@ def paper_table(experiments: Sequence[Experiment], which: str) -> Table:
         for row, cells in zip(table["rows"], rows, strict=True):
             std = row["std"][place] if "std" in row else math.nan
             value = row["values"][place]
-            published_cell = Cell(mean_text(value, digits, std), value, std=std)
+            published_cell = Cell(Mean(value, std).text(digits), value, std=std)
             if "average" in column:  # of so many columns before this one
                 ours = [float(cell.value) for cell in cells[-1 : -2 * column["average"] : -2]]
                 cells += [published_cell, number_cell(float(np.mean(ours)), digits)]
@@ -134,7 +133,4 @@ def _our_cell(group: Group, column: Mapping[str, Any], digits: int) -> Cell:
     if "session" in column:
         lines = [line for run in group.runs for line in run.sessions if line.get("session") == column["session"]]
         values = [value for line in lines if not math.isnan(value := number(line.get(key)))]
-    if not values:
-        return number_cell(math.nan)
-    found = interval(values)
-    return number_cell(found.mean, digits, found.high - found.mean, found.std)
+    return mean_cell(Mean.of(values), digits)

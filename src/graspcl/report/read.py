@@ -32,60 +32,33 @@ _MOST_REPEATS = 8  # samples rehearsed this often or more are counted together
 
 @dataclass(frozen=True)
 class RehearsedSession:
-    """What one session rehearsed, in percent of the stored samples.
-
-    Args:
-        session: Its number.
-        repeats: `repeats[k]` of the samples were rehearsed k times; the last entry counts all higher k too.
-        class_coverage: Share of each class that was rehearsed at least once.
-        coverage: Share that was rehearsed at least once by the end of each update, [updates].
-        distance: Mean distance of each update's samples to their prototypes, [updates]. The unit is the mean
-            distance over the class; NaN where no distance was measured.
-    """
+    """What one session rehearsed, in percent of the stored samples."""
 
     session: int
-    repeats: Array
-    class_coverage: dict[str, float]
-    coverage: Array
-    distance: Array
+    repeats: Array  # repeats[k] were rehearsed k times; the last entry counts all higher k too
+    class_coverage: dict[str, float]  # share of each class that was rehearsed
+    coverage: Array  # share that was rehearsed by the end of each update
+    distance: Array  # of each update's samples to their prototypes, over the mean of their class; NaN if unknown
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder. Fields whose file is missing or cannot be read are empty; `problems` says why.
-
-    Args:
-        path: The folder.
-        state: "damaged" runs lack settings or a valid summary; an "empty" folder holds no run.
-        config: Settings.
-        sessions: Lines of metrics.jsonl, one per finished session.
-        summary: Final measures of a finished run.
-        problems: What is wrong with its files, and the last line of failure.txt.
-        environment: Versions, machine and fingerprint of the data.
-        curves: Accuracy on "all", "old" and "new" classes after each session; entry 0 is before the first.
-        matrix: Accuracy after session t (row) on the classes of session s (column).
-        labels: Test labels [n].
-        correct: Whether the last prediction of each test sample is right [n].
-        class_accuracy: Final accuracy by class name.
-        rehearsed: What the last session rehearsed.
-        drift: Representation drift after each update, one array per session.
-        stream_sessions: Number of sessions in the stream.
-    """
+    """A run folder. Fields whose file is missing or cannot be read are empty; `problems` says why."""
 
     path: Path
-    state: State
+    state: State  # "damaged": without settings or a valid summary; "empty": a folder without a run
     config: dict[str, Any] = field(default_factory=dict)
-    sessions: list[dict[str, Any]] = field(default_factory=list)
+    sessions: list[dict[str, Any]] = field(default_factory=list)  # lines of metrics.jsonl
     summary: dict[str, Any] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     environment: dict[str, Any] = field(default_factory=dict)
-    curves: dict[str, list[float]] = field(default_factory=dict)
-    matrix: Array | None = None
-    labels: Array | None = None
-    correct: Array | None = None
-    class_accuracy: dict[str, float] = field(default_factory=dict)
-    rehearsed: RehearsedSession | None = None
-    drift: tuple[Array, ...] = ()
+    curves: dict[str, list[float]] = field(default_factory=dict)  # on "all", "old" and "new" classes; [0]: at the start
+    matrix: Array | None = None  # accuracy after session t (row) on the classes of session s (column)
+    labels: Array | None = None  # of the test samples [n]
+    correct: Array | None = None  # whether their last predictions are right [n]
+    class_accuracy: dict[str, float] = field(default_factory=dict)  # after the last session
+    rehearsed: RehearsedSession | None = None  # the last session
+    drift: tuple[Array, ...] = ()  # after each update, by session
     stream_sessions: int | None = None
 
     @property
@@ -207,14 +180,9 @@ def read_runs(paths: Iterable[Path]) -> list[Run]:
 def find_runs(
     folder: Path, name: str = "*", policy: str = "*", learner: str = "*", state: State | None = None
 ) -> list[Run]:
-    """Return the runs in and below a folder that match all patterns, without their arrays.
+    """Return the runs in and below a folder that match all patterns, such as "imagenet-*", without their arrays.
 
-    Args:
-        folder: Where to look.
-        name: Pattern for the name of the experiment, such as "imagenet-*".
-        policy: Pattern for the policy, with or without its parameters.
-        learner: Pattern for the learner, with or without its parameters.
-        state: Only runs in this state.
+    Policies and learners match with or without their parameters.
     """
 
     def matches(label: str, pattern: str) -> bool:
@@ -246,12 +214,7 @@ def _part_label(part: Any) -> str:
 
 
 def read_run(path: Path, arrays: bool = True) -> Run:
-    """Read a run folder; never fails.
-
-    Args:
-        path: The folder.
-        arrays: Read predictions, plans, drift and environment too.
-    """
+    """Read a run folder; never fails. Without `arrays`, predictions, plans, drift and environment are left out."""
     problems: list[str] = []
     config = _parse(path, "config.toml", tomllib.loads, problems)
     if config is None and not problems:

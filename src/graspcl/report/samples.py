@@ -41,20 +41,12 @@ OpenSamples = Callable[[Path], SampleReader]  # opens the samples of a run folde
 
 @dataclass(frozen=True)
 class ClassSamples:
-    """The samples of a class that were rehearsed first and last.
-
-    Args:
-        name: Name of the class.
-        stored: Number of its stored samples.
-        rehearsed: How many of them were rehearsed.
-        first: By place in the order of rehearsal, from 1 on: a data: address or a text.
-        last: The same for the last ones.
-    """
+    """The samples of a class that were rehearsed first and last."""
 
     name: str
     stored: int
     rehearsed: int
-    first: dict[int, str]
+    first: dict[int, str]  # by place in the order of rehearsal, from 1 on: a data: address or a text
     last: dict[int, str]
 
 
@@ -83,12 +75,9 @@ def first_and_last(experiment: Experiment, open_samples: OpenSamples) -> FirstAn
 
 
 def order_by_class(labels: Array, picks: Array, classes: int = _CLASSES) -> dict[int, Array]:
-    """Return the rehearsed slots of the largest classes, each once, in the order in which they were first rehearsed.
+    """Return the rehearsed slots of the `classes` largest classes, each once, in the order of their first use.
 
-    Args:
-        labels: Labels of the stored samples [stored].
-        picks: Slots that each mini-batch used [updates, batch].
-        classes: Number of classes; those with most stored samples, if any of them was rehearsed.
+    `labels` [stored] are those of the stored samples, `picks` [updates, batch] the slots of each mini-batch.
 
     >>> found = order_by_class(np.array([0, 1, 1, 1, 0, 2]), np.array([[2, 0], [1, 2], [4, 1]]), classes=2)
     >>> {label: slots.tolist() for label, slots in found.items()}

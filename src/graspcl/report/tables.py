@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from graspcl.report.measures import NONE, Measure, mean_text, measures, p_text, plural, significant
+from graspcl.report.measures import NONE, Mean, Measure, measures, p_text, plural, significant
 from graspcl.report.model import Condition, Difference, Experiment, Group
 from graspcl.report.read import Run, differing, flatten, number
 
@@ -17,20 +18,12 @@ INTERVAL = "mean ± half of its 95 % t-interval over seeds"
 
 @dataclass(frozen=True)
 class Cell:
-    """A value of a table.
-
-    Args:
-        text: What is shown.
-        value: What the column is sorted by, and what a CSV file holds.
-        half: Half of the 95 % interval of a mean.
-        std: Standard deviation over seeds.
-        bold: Whether it is the best of its column.
-    """
+    """A value of a table."""
 
     text: str
-    value: float | str
-    half: float = math.nan
-    std: float = math.nan
+    value: float | str  # what the column is sorted by, and what a CSV file holds
+    half: float = math.nan  # half of the 95 % interval of a mean
+    std: float = math.nan  # standard deviation over seeds
     bold: bool = False
 
 
@@ -55,17 +48,27 @@ class Table:
     caption: str = ""
 
 
-def number_cell(
-    value: float, digits: int = 2, half: float = math.nan, std: float = math.nan, bold: bool = False
-) -> Cell:
-    """Return a cell with a number.
+Field = tuple[Column, Callable[[Any], Cell]]  # a column, and its cell for the item of a row
 
-    >>> number_cell(61.234, 2, 0.1).text
+
+def make_table(name: str, title: str, fields: Sequence[Field], items: Iterable[Any], caption: str = "") -> Table:
+    """Return a table with a row per item."""
+    rows = [[cell(item) for _, cell in fields] for item in items]
+    return Table(name, title, [column for column, _ in fields], rows, caption)
+
+
+def mean_cell(mean: Mean, digits: int = 2, bold: bool = False, sign: str = "", note: str = "") -> Cell:
+    """Return a cell with a mean over seeds.
+
+    >>> mean_cell(Mean(61.234, 0.1)).text
     '61.23 ± 0.10'
     """
-    if math.isnan(value):
-        return Cell(NONE, math.nan)
-    return Cell(mean_text(value, digits, half), value, half, std, bold)
+    return Cell(mean.text(digits, sign) + note, mean.mean, mean.half, mean.std, bold)
+
+
+def number_cell(value: float, digits: int = 2) -> Cell:
+    """Return a cell with a number."""
+    return mean_cell(Mean(value), digits)
 
 
 def text_cell(value: object) -> Cell:
@@ -73,29 +76,70 @@ def text_cell(value: object) -> Cell:
     return Cell(str(value), str(value))
 
 
-def mean_cell(group: Group, measure: Measure, bold: bool = False) -> Cell:
-    """Return the mean of a measure over seeds."""
-    mean, half, std = (measure.factor * of(measure.key) for of in (group.mean, group.half, group.std))
-    digits = significant(mean, measure.digits) if measure.digits else 0
-    return number_cell(mean, digits, half, std, bold)
+def text_field(heading: str, text: Callable[[Any], object]) -> Field:
+    """Return a column of texts."""
+    return Column(heading, numeric=False), lambda item: text_cell(text(item))
 
 
 # -- comparisons -------------------------------------------------------------------------------------------------------
 
 
-def _group_columns(experiment: Experiment, seeds: bool = True) -> tuple[list[Column], Callable[[Group], list[Cell]]]:
-    """Return the columns that identify a group, and its cells in them."""
-    columns = [Column("policy" if len({m.learner for m in experiment.methods}) < 2 else "method", numeric=False)]
-    axes = [axis for axis in ("budget", "buffer") if experiment.differs(axis)]
-    columns += [Column(axis, numeric=False) for axis in axes]
-    columns += [Column("seeds")] if seeds else []
-    order = {condition: place for place, condition in enumerate(experiment.conditions)}
+def _group_fields(experiment: Experiment, seeds: bool = True) -> list[Field]:
+    """Return the columns that identify a group; budget and buffer only where they differ."""
+    one_learner = len({method.learner for method in experiment.methods}) < 2
+    order = {condition: float(place) for place, condition in enumerate(experiment.conditions)}
+    fields = [text_field("policy" if one_learner else "method", lambda group: group.label)]
+    if experiment.differs("budget"):
+        budget = Column("budget", numeric=False)
+        fields.append((budget, lambda group: Cell(group.condition.budget, order[group.condition])))
+    if experiment.differs("buffer"):
+        buffer = Column("buffer", numeric=False)
+        fields.append((buffer, lambda group: Cell(group.condition.buffer, order[group.condition])))
+    if seeds:
+        fields.append((Column("seeds"), lambda group: number_cell(len(group.runs), 0)))
+    return fields
 
-    def cells(group: Group) -> list[Cell]:
-        named = [Cell(getattr(group.condition, axis), float(order[group.condition])) for axis in axes]
-        return [text_cell(group.label), *named, *([number_cell(len(group.runs), 0)] if seeds else [])]
 
-    return columns, cells
+def _measure_field(measure: Measure, groups: Sequence[Group], above: str = "") -> Field:
+    """Return the column of a measure. The best mean under the same condition is bold, if there are others."""
+
+    rivals: dict[Condition, list[float]] = {}
+    for group in groups:
+        if measure.better and measure.key in group.values:
+            rivals.setdefault(group.condition, []).append(round(group.mean(measure.key), measure.digits))
+    best = {at: (max if measure.better == "higher" else min)(found) for at, found in rivals.items() if len(found) > 1}
+
+    def cell(group: Group | None) -> Cell:
+        if group is None:
+            return number_cell(math.nan)
+        mean = group.over_seeds(measure.key).scaled(measure.factor)
+        bold = best.get(group.condition) == round(group.mean(measure.key), measure.digits)
+        return mean_cell(mean, significant(mean.mean, measure.digits) if measure.digits else 0, bold)
+
+    return Column(measure.heading, measure.meaning, group=above), cell
+
+
+def _difference_fields(experiment: Experiment, tested: bool) -> list[Field]:
+    """Return Δα and its tests. A cell names the number of seeds if it is smaller than expected."""
+
+    def field(heading: str, meaning: str, cell: Callable[[Difference, Group], Cell]) -> Field:
+        return Column(heading, meaning), lambda group: cell(experiment.difference(group) or Difference(), group)
+
+    def note(seeds: int, expected: int) -> str:
+        return "" if seeds in (0, expected) else f" ({plural(seeds, 'seed')})"
+
+    fields = [
+        field(
+            "Δα", f"α minus α of {experiment.baseline}, mean over the seeds that both have",
+            lambda found, group: mean_cell(found, sign="+", note=note(found.seeds, len(group.runs))),
+        ),
+        field("p", "paired t-test of α over seeds", lambda found, _: Cell(p_text(found.p), found.p)),
+        field(
+            "McNemar p", "exact test of the final predictions of both policies, median over seeds",
+            lambda found, _: Cell(p_text(found.mcnemar_p) + note(found.tested, found.seeds), found.mcnemar_p),
+        ),
+    ]  # fmt: skip
+    return fields if tested else fields[:2]
 
 
 def comparison_table(experiment: Experiment, name: Literal["summary", "sweep", "demo"] = "summary") -> Table:
@@ -105,138 +149,73 @@ def comparison_table(experiment: Experiment, name: Literal["summary", "sweep", "
     """
     groups = experiment.finished_groups
     seeds = {len(group.runs) for group in groups}
-    columns, identify = _group_columns(experiment, seeds=name == "summary" or len(seeds) > 1)
-    shown = [measure for measure in measures(name) if any(measure.key in group.values for group in groups)]
-    if not any("alpha_head" in group.values for group in groups):  # then the tail is all there is
-        shown = [measure for measure in shown if measure.key != "alpha_tail"]
-    differences = {} if name == "demo" else _differences(experiment, groups)
-    tested = any(found.tested for found in differences.values())
-    best = _best(experiment, shown)
-    rows = [identify(group) for group in groups]
-    for measure in shown:
-        columns.append(Column(measure.heading, measure.meaning))
-        for group, cells in zip(groups, rows, strict=True):
-            rounded = round(group.mean(measure.key), measure.digits)
-            cells.append(mean_cell(group, measure, best.get((group.condition, measure.key)) == rounded))
+    keys = {key for group in groups for key in group.values}
+    if "alpha_head" not in keys:  # then the tail is all there is
+        keys.discard("alpha_tail")
+    found = [] if name == "demo" else [experiment.difference(group) for group in groups]
+    differences = [difference for difference in found if difference is not None]
+    tested = any(difference.tested for difference in differences)
+    fields = _group_fields(experiment, seeds=name == "summary" or len(seeds) > 1)
+    for measure in (measure for measure in measures(name) if measure.key in keys):
+        fields.append(_measure_field(measure, groups))
         if measure.key == "alpha" and differences:
-            columns += _difference_columns(experiment.baseline, tested)
-            for place, cells in enumerate(rows):
-                cells += _difference_cells(differences.get(place), len(groups[place].runs), tested)
-    over = f"{'Up to ' if len(seeds) > 1 else ''}{plural(max(seeds, default=0), 'seed')}"
-    over += f": {INTERVAL}" if max(seeds, default=0) > 1 else ""
+            fields += _difference_fields(experiment, tested)
+    most = max(seeds, default=0)
+    over = f"{'Up to ' if len(seeds) > 1 else ''}{plural(most, 'seed')}{f': {INTERVAL}' if most > 1 else ''}"
     captions = [f"{over}; bold: the best at the same budget and buffer."]
     if differences:
+        counts = {difference.seeds for difference in differences} | {d.tested for d in differences if d.tested}
+        common = f" over {plural(counts.pop(), 'seed')}" if len(counts) == 1 else ""
         tests = "Δα, p and McNemar p" if tested else "Δα and p"
-        captions.append(f"{tests} compare with {experiment.baseline}{_common_seeds(differences)}.")
+        captions.append(f"{tests} compare with {experiment.baseline}{common}.")
     elif name == "summary":
         captions.append(f"No policy can be compared with {experiment.baseline}; --baseline chooses another one.")
     if experiment.repeats:
         captions.append(f"{plural(experiment.repeats, 'run')} with the settings and seed of another left out.")
-    return Table(name, "Summary", columns, rows, " ".join(captions))
-
-
-def _best(experiment: Experiment, shown: Sequence[Measure]) -> dict[tuple[Condition, str], float]:
-    """Return the best rounded mean of each measure under each condition with at least two values."""
-    best = {}
-    for condition in experiment.conditions:
-        for measure in (measure for measure in shown if measure.better):
-            means = [round(g.mean(measure.key), measure.digits) for g in experiment.at(condition) if g.finished]
-            means = [mean for mean in means if not math.isnan(mean)]
-            if len(means) > 1:
-                best[condition, measure.key] = max(means) if measure.better == "higher" else min(means)
-    return best
-
-
-def _differences(experiment: Experiment, groups: Sequence[Group]) -> dict[int, Difference]:
-    """Return differences from the baseline by the place of a group."""
-    found = ((place, experiment.difference(group)) for place, group in enumerate(groups))
-    return {place: difference for place, difference in found if difference is not None}
-
-
-def _difference_columns(baseline: str, tested: bool) -> list[Column]:
-    mcnemar = "exact test of the final predictions of both policies, median over seeds"
-    columns = [
-        Column("Δα", f"α minus α of {baseline}, mean over the seeds that both have"),
-        Column("p", "paired t-test of α over seeds"),
-        Column("McNemar p", mcnemar),
-    ]
-    return columns if tested else columns[:2]
-
-
-def _difference_cells(found: Difference | None, seeds: int, tested: bool) -> list[Cell]:
-    """Return Δα and its tests; where fewer seeds than usual are compared, the cell says so."""
-    if found is None:
-        return [Cell(NONE, math.nan)] * (3 if tested else 2)
-    fewer = "" if found.seeds == seeds else f" ({plural(found.seeds, 'seed')})"
-    cells = [
-        Cell(mean_text(found.mean, 2, found.half, "+") + fewer, found.mean, found.half, found.std),
-        Cell(p_text(found.p), found.p),
-    ]
-    if tested:
-        fewer = "" if found.tested in (0, found.seeds) else f" ({plural(found.tested, 'seed')})"
-        cells.append(Cell(p_text(found.mcnemar_p) + fewer, found.mcnemar_p))
-    return cells
-
-
-def _common_seeds(differences: dict[int, Difference]) -> str:
-    """Return the number of compared seeds if it is the same for all; otherwise the cells say it."""
-    counts = {found.seeds for found in differences.values()}
-    counts |= {found.tested for found in differences.values() if found.tested}
-    return f" over {plural(counts.pop(), 'seed')}" if len(counts) == 1 else ""
+    return make_table(name, "Summary", fields, groups, " ".join(captions))
 
 
 def cost_table(experiment: Experiment) -> Table:
     """Return what a run spends."""
-    columns, identify = _group_columns(experiment)
     groups = experiment.finished_groups
-    shown = [measure for measure in measures("costs") if any(measure.key in group.values for group in groups)]
-    columns += [Column(measure.heading, measure.meaning) for measure in shown]
-    rows = [identify(group) + [mean_cell(group, measure) for measure in shown] for group in groups]
+    keys = {key for group in groups for key in group.values}
+    shown = [_measure_field(measure, groups) for measure in measures("costs") if measure.key in keys]
     caption = f"Per run, {INTERVAL}. Passes are counted in samples."
-    if groups and not any("joules" in group.values for group in groups):
+    if groups and "joules" not in keys:
         caption += " Energy was not measured: the machine has no readable counters."
-    return Table("costs", "Costs", columns, rows, caption)
+    return make_table("costs", "Costs", [*_group_fields(experiment), *shown], groups, caption)
 
 
-def paper_form_tables(experiment: Experiment) -> list[Table]:
-    """Return tables in the form of the paper's: a row per method, unbounded and bounded memory side by side.
+def paper_form_tables(experiment: Experiment) -> Iterator[Table]:
+    """Yield tables in the form of the paper's: a row per method, unbounded and bounded memory side by side.
 
     There is one table per budget. If there are several bounded buffers, each has its own columns.
     """
-    tables = []
     shown = measures("paper")
+    meanings = "; ".join(f"{measure.symbol}: {measure.meaning}" for measure in shown)
     budgets = {condition.budget: condition.updates for condition in experiment.conditions}
     for budget, updates in budgets.items():
-        groups = [g for g in experiment.groups if g.condition.budget == budget and g.finished]
+        groups = [group for group in experiment.finished_groups if group.condition.budget == budget]
         if not groups:
             continue
-        buffers = sorted({(g.bounded, g.condition.buffer) for g in groups})
-        one_bounded = sum(bounded for bounded, _ in buffers) < 2
-        columns = [Column("Method", numeric=False)]
+        buffers = sorted({(group.bounded, group.condition.buffer) for group in groups})
+        several = sum(bounded for bounded, _ in buffers) > 1
+        fields = [text_field("Method", lambda own: next(iter(own.values())).label)]
         for bounded, buffer in buffers:
-            above = "Unbounded Memory" if not bounded else "Bounded Memory" if one_bounded else f"Buffer {buffer}"
-            columns += [Column(measure.symbol, measure.meaning, group=above) for measure in shown]
-        places = {(g.method, g.condition.buffer): g for g in groups}
-        best = {
-            (buffer, m.key): max(round(g.mean(m.key), m.digits) for g in groups if g.condition.buffer == buffer)
-            for _, buffer in buffers
-            for m in shown
-        }
-        rows = []
-        for method in (m for m in experiment.methods if any(g.method == m for g in groups)):
-            cells = [text_cell(method.label)]
-            for _, buffer in buffers:
-                group = places.get((method, buffer))
-                for m in shown:
-                    bold = group is not None and round(group.mean(m.key), m.digits) == best[buffer, m.key]
-                    cells.append(number_cell(math.nan) if group is None else mean_cell(group, m, bold))
-            rows.append(cells)
-        seeds = max(len(group.runs) for group in groups)
+            above = "Unbounded Memory" if not bounded else f"Buffer {buffer}" if several else "Bounded Memory"
+            fields += [_at_buffer(buffer, _measure_field(measure, groups, above)) for measure in shown]
+        rows = [{g.condition.buffer: g for g in groups if g.method == method} for method in experiment.methods]
         suffix = f"-{budget}" if len(budgets) > 1 else ""
-        title = f"{experiment.title}{f', {updates}' if suffix else ''} ({plural(seeds, 'run')})"
-        meanings = "; ".join(f"{measure.symbol}: {measure.meaning}" for measure in shown)
-        tables.append(Table(f"paper-form{suffix}", title, columns, rows, f"{meanings}. {INTERVAL.capitalize()}."))
-    return tables
+        runs = plural(max(len(group.runs) for group in groups), "run")
+        title = f"{experiment.title}{f', {updates}' if suffix else ''} ({runs})"
+        caption = f"{meanings}. {INTERVAL.capitalize()}."
+        yield make_table(f"paper-form{suffix}", title, fields, filter(None, rows), caption)
+
+
+def _at_buffer(buffer: str, field: Field) -> Field:
+    """Return the column of a measure for rows that hold one group per buffer."""
+    column, cell = field
+    return column, lambda groups: cell(groups.get(buffer))
 
 
 # -- settings, runs, sessions and classes ------------------------------------------------------------------------------
@@ -254,64 +233,62 @@ def environment_tables(runs: Sequence[Run]) -> tuple[Table, Table]:
 
 def _value_tables(name: str, heading: str, found: list[dict[str, str]]) -> tuple[Table, Table]:
     different = differing(found)
-    rows = []
-    for key in different:
-        counts: dict[str, int] = {}
-        for values in found:
-            value = values.get(key, "none")
-            counts[value] = counts.get(value, 0) + 1
-        texts = [f"{value} ({count})" for value, count in sorted(counts.items(), key=lambda item: -item[1])]
-        more = f" and {len(texts) - 20} more" if len(texts) > 20 else ""
-        rows.append([text_cell(key), text_cell(", ".join(texts[:20]) + more)])
     common = {key: value for values in found for key, value in values.items() if key not in set(different)}
-    first, title = Column(heading, numeric=False), name.capitalize()
+
+    def counts(key: str) -> str:
+        values = [values.get(key, "none") for values in found]
+        texts = [f"{value} ({count})" for value, count in Counter(values).most_common()]
+        return ", ".join(texts[:20]) + (f" and {len(texts) - 20} more" if len(texts) > 20 else "")
+
+    first, second, title = text_field(heading, str), text_field("values (runs)", counts), name.capitalize()
     return (
-        Table(f"{name}-differing", f"{title}: differences", [first, Column("values (runs)", numeric=False)], rows),
-        Table(f"{name}-common", f"{title}: in common", [first, Column("value", numeric=False)],
-              [[text_cell(key), text_cell(value)] for key, value in common.items()]),
-    )  # fmt: skip
+        make_table(f"{name}-differing", f"{title}: differences", [first, second], different),
+        make_table(f"{name}-common", f"{title}: in common", [first, text_field("value", common.get)], common),
+    )
 
 
 def run_list(runs: Sequence[Run]) -> Table:
     """Return every run folder, whatever its state."""
-    headings = ("run", "state", "policy", "learner", "seed", "sessions", "α", "seconds", "remarks")
-    numeric = {"seed", "sessions", "α", "seconds"}
-    rows = []
-    for run in runs:
-        remarks = "; ".join([*run.problems, *_losses(run)])
-        rows.append(
-            [text_cell(run.path), text_cell(run.state), text_cell(run.policy if run.config else NONE),
-             text_cell(run.learner if run.config else NONE), number_cell(run.seed if run.seed >= 0 else math.nan, 0),
-             Cell(run.progress, float(len(run.sessions))), number_cell(run.value("alpha")),
-             number_cell(run.value("seconds"), 1), text_cell(remarks)]
-        )  # fmt: skip
-    return Table("runs", "Runs", [Column(heading, "", heading in numeric) for heading in headings], rows)
+    fields = [
+        text_field("run", lambda run: run.path),
+        text_field("state", lambda run: run.state),
+        text_field("policy", lambda run: run.policy if run.config else NONE),
+        text_field("learner", lambda run: run.learner if run.config else NONE),
+        (Column("seed"), lambda run: number_cell(run.seed if run.seed >= 0 else math.nan, 0)),
+        (Column("sessions"), lambda run: Cell(run.progress, float(len(run.sessions)))),
+        (Column("α"), lambda run: number_cell(run.value("alpha"))),
+        (Column("seconds"), lambda run: number_cell(run.value("seconds"), 1)),
+        text_field("remarks", lambda run: "; ".join([*run.problems, *_losses(run)])),
+    ]
+    return make_table("runs", "Runs", fields, runs)
 
 
 def brief_run_list(runs: Sequence[Run], folder: Path) -> Table:
     """Return every run folder below `folder`, with the few columns that a terminal has room for."""
-    columns = [Column("run", numeric=False), Column("state", numeric=False)]
-    columns += [Column(heading) for heading in ("updates", "buffer", "α")]
-    rows = []
-    for run in runs:
-        above, below = run.path.relative_to(folder).parts[:-2], run.path.relative_to(folder).parts[-2:]
-        path = "/".join(above) + ("/\n" if above else "") + "/".join(below) or "."
-        state = f"{run.state}\n{run.progress}" if run.state == "unfinished" else run.state
-        buffer = "all" if run.buffer == "unbounded" else run.buffer.removesuffix(" samples")
-        numbers = [number_cell(run.value("updates"), 0), text_cell(buffer), number_cell(run.value("alpha"))]
-        rows.append([text_cell(path), text_cell(state), *numbers])
-    return Table("runs", "", columns, rows)
+
+    def path(run: Run) -> str:
+        *above, policy, seed = ("", "", *run.path.relative_to(folder).parts)
+        above_text = "/".join(filter(None, above))
+        return (f"{above_text}/\n" if above_text else "") + "/".join(filter(None, (policy, seed))) or "."
+
+    fields = [
+        text_field("run", path),
+        text_field("state", lambda run: f"{run.state}\n{run.progress}" if run.state == "unfinished" else run.state),
+        (Column("updates"), lambda run: number_cell(run.value("updates"), 0)),
+        (Column("buffer"), lambda run: text_cell(run.buffer.removesuffix(" samples").replace("unbounded", "all"))),
+        (Column("α"), lambda run: number_cell(run.value("alpha"))),
+    ]
+    return make_table("runs", "", fields, runs)
 
 
 def session_table(run: Run) -> Table:
     """Return one run session by session."""
-    shown = measures("session")
-    columns = [Column("session"), *(Column(f"{m.symbol} {m.unit}".strip(), m.meaning) for m in shown)]
-    rows = []
-    for line in run.sessions:
-        cells = [number_cell(number(line.get(m.key)) * m.factor, m.digits) for m in shown]
-        rows.append([number_cell(number(line.get("session")), 0), *cells])
-    title = f"{run.config.get('name', run.path.name)}: {run.learner} + {run.policy}"
+
+    def field(heading: str, meaning: str, key: str, digits: int) -> Field:
+        return Column(heading, meaning), lambda line: number_cell(number(line.get(key)), digits)
+
+    fields = [field("session", "", "session", 0)]
+    fields += [field(f"{m.symbol} {m.unit}".strip(), m.meaning, m.key, m.digits) for m in measures("session")]
     captions: list[str] = []
     if run.summary:
         captions = [f"{m.symbol} {number_cell(run.value(m.key), m.digits).text}" for m in measures("paper")]
@@ -320,7 +297,8 @@ def session_table(run: Run) -> Table:
             captions.append(f"drift β {run.value('drift_auc'):.4g}, φ {run.value('drift_mean'):.4g}")
         if run.value("updates_saved") > 0:
             captions.append(f"{run.value('updates_saved'):.0f} updates saved by stopping early")
-    return Table("session", title, columns, rows, " · ".join(captions))
+    title = f"{run.config.get('name', run.path.name)}: {run.learner} + {run.policy}"
+    return make_table("session", title, fields, run.sessions, " · ".join(captions))
 
 
 def _losses(run: Run) -> list[str]:
@@ -330,12 +308,11 @@ def _losses(run: Run) -> list[str]:
 
 
 def experiment_tables(experiment: Experiment) -> Iterator[Table]:
-    """Return all tables of an experiment, including those that are too long for the page."""
+    """Yield all tables of an experiment, including those that are too long for the page."""
     yield comparison_table(experiment)
     yield from paper_form_tables(experiment)
     yield cost_table(experiment)
     yield from settings_tables(experiment.runs)
-    group_columns = [Column(name, numeric=False) for name in ("method", "budget", "buffer")]
     sessions, classes = [], []
     for group in experiment.groups:
         head = [text_cell(text) for text in (group.label, group.condition.budget, group.condition.buffer)]
@@ -345,10 +322,11 @@ def experiment_tables(experiment: Experiment) -> Iterator[Table]:
             for session in range(len(curves[0])):
                 cells = [number_cell(curve[session] if session < len(curve) else math.nan, 4) for curve in curves]
                 sessions.append([*head, number_cell(run.seed, 0), number_cell(session, 0), *cells])
-    columns = [*group_columns, *(Column(name) for name in ("seed", "session", "all", "old", "new"))]
+    columns = [Column(name, numeric=False) for name in ("method", "budget", "buffer")]
+    numbers = [Column(name) for name in ("seed", "session", "all", "old", "new")]
     caption = "Accuracy on all, old and new classes, in percent."
-    yield Table("sessions", "Accuracy after each session", columns, sessions, caption)
-    columns = [*group_columns, Column("class", numeric=False), Column("accuracy")]
+    yield Table("sessions", "Accuracy after each session", [*columns, *numbers], sessions, caption)
+    columns += [Column("class", numeric=False), Column("accuracy")]
     yield Table(
         "classes", "Accuracy by class", columns, classes, "After the last session, in percent, mean over seeds."
     )

@@ -20,7 +20,7 @@ from graspcl.errors import GraspError
 from graspcl.report.measures import NONE
 from graspcl.report.model import Report
 from graspcl.report.read import Run, number, read_run
-from graspcl.report.render.html import render_progress, render_report
+from graspcl.report.render.html import render_part, render_report
 
 _RESULTS = ("metrics.jsonl", "predictions.npz", "summary.json", "config.toml")
 _HEARTBEAT = "progress.json"  # exists while a process works on the run
@@ -112,7 +112,7 @@ class WatchedRun:
         """Return the version of the results and the progress as JSON."""
         with self.lock:
             version = self._update()
-            html = render_progress(progress(self._run, _heartbeat(self.path), self._stopped))
+            html = render_part("progress", progress(self._run, _heartbeat(self.path), self._stopped))
         return json.dumps({"version": version, "progress": html}).encode()
 
 
@@ -146,10 +146,7 @@ def _heartbeat(folder: Path) -> dict[str, Any]:
 def progress(run: Run, heartbeat: dict[str, Any] | None = None, stopped: bool = False) -> dict[str, Any]:
     """Return how far a run is, for the template: its state, a bar and facts by name.
 
-    Args:
-        run: The run.
-        heartbeat: Its progress.json, which describes the current session.
-        stopped: Whether its process has ended before the run was finished.
+    `heartbeat` is its progress.json, which describes the current session.
     """
     ended = run.finished or stopped
     # A stopped run resumes from its checkpoint, so its last heartbeat no longer counts.

@@ -8,24 +8,9 @@ from typing import Literal
 
 import numpy as np
 
-from graspcl.report.figures.style import (
-    BAND,
-    Figure,
-    Trace,
-    View,
-    axis,
-    bar_height,
-    bar_style,
-    by_condition,
-    error_bars,
-    line_style,
-    line_with_band,
-    over_seeds,
-    plain_text,
-    rounded,
-    why_missing,
-)
-from graspcl.report.measures import LABEL, mean_text, shorten, tick_label
+from graspcl.report.figures import style
+from graspcl.report.figures.style import Figure, Trace, View, axis
+from graspcl.report.measures import LABEL, shorten, tick_label
 from graspcl.report.model import Condition, Experiment, Group
 
 # Light enough at both ends for dark numbers in the cells, on any ground.
@@ -39,10 +24,10 @@ def learning_curve(experiment: Experiment, which: Literal["all", "old", "new"]) 
     def draw(condition: Condition, groups: list[Group]) -> View:
         data: list[Trace] = []
         for group in groups:
-            mean, half = over_seeds(run.curves.get(which, []) for run in group.runs)
+            mean, half = style.over_seeds(run.curves.get(which, []) for run in group.runs)
             if len(mean) and not np.isnan(mean).all():
-                name = plain_text(group.label) + ("" if group.finished else " (unfinished)")
-                data += line_with_band(experiment, group.method, range(len(mean)), mean, half, name=name)
+                name = style.plain_text(group.label) + ("" if group.finished else " (unfinished)")
+                data += style.line_with_band(experiment, group.method, range(len(mean)), mean, half, name=name)
         return View(experiment.condition_label(condition), data)
 
     caption = {
@@ -53,13 +38,13 @@ def learning_curve(experiment: Experiment, which: Literal["all", "old", "new"]) 
     many = max((len(run.sessions) for run in experiment.runs), default=0) > 12
     return Figure(
         f"learning-{which}", f"Accuracy on {which} classes",
-        f"{caption} Mean over the seeds that reached the session. {BAND}",
-        by_condition(experiment, draw),
+        f"{caption} Mean over the seeds that reached the session. {style.BAND}",
+        style.by_condition(experiment, draw),
         {
             "xaxis": axis("after session", dtick=None if many else 1),
             "yaxis": axis("accuracy (%)"), "hovermode": "x unified",
         },
-        why_missing(experiment, "predictions.npz", f"No run has predictions on {which} classes yet."),
+        style.why_missing(experiment, "predictions.npz", f"No run has predictions on {which} classes yet."),
     )  # fmt: skip
 
 
@@ -70,18 +55,18 @@ def final_accuracy(experiment: Experiment) -> Figure:
         data: list[Trace] = []
         labels = []
         for group in sorted((g for g in groups if g.finished), key=lambda group: group.mean("alpha")):
-            mean, half = group.mean("alpha"), group.half("alpha")
-            labels.append(f"{tick_label(group.label)}<br><b>{mean_text(mean, 2, half)}</b>")
-            bar = {**bar_style(experiment, group.method), "orientation": "h", "x": rounded([mean]), "y": labels[-1:],
-                   "showlegend": False, "hovertemplate": "%{x:.2f} %<extra></extra>"}  # fmt: skip
-            if not math.isnan(half):
-                bar["error_x"] = error_bars([half])
+            alpha = group.over_seeds("alpha")
+            labels.append(f"{tick_label(group.label)}<br><b>{alpha.text(2)}</b>")
+            bar = {**style.bar_style(experiment, group.method), "orientation": "h", "x": style.rounded([alpha.mean]),
+                   "y": labels[-1:], "showlegend": False, "hovertemplate": "%{x:.2f} %<extra></extra>"}  # fmt: skip
+            if not math.isnan(alpha.half):
+                bar["error_x"] = style.error_bars([alpha.half])
             data.append(bar)
-        return View(experiment.condition_label(condition), data, bar_height(labels))
+        return View(experiment.condition_label(condition), data, style.bar_height(labels))
 
     return Figure(
-        "bars", "Final accuracy", f"α, on all classes after the last session. Mean over seeds. {BAND}",
-        by_condition(experiment, draw),
+        "bars", "Final accuracy", f"α, on all classes after the last session. Mean over seeds. {style.BAND}",
+        style.by_condition(experiment, draw),
         {"xaxis": axis("α (%)", rangemode="tozero"), "yaxis": {"type": "category"}},
         "No run is finished.",
     )  # fmt: skip
@@ -98,7 +83,7 @@ def accuracy_matrix(experiment: Experiment) -> Figure:
                 size = len(run.matrix)
                 names = ["base", *map(str, range(1, size))]
                 trace: Trace = {
-                    "type": "heatmap", "z": [rounded(row[: at + 1], 1) for at, row in enumerate(run.matrix)],
+                    "type": "heatmap", "z": [style.rounded(row[: at + 1], 1) for at, row in enumerate(run.matrix)],
                     "x": names, "y": ["start", *names[1:]], "zmin": 0, "zmax": 100, "colorscale": SCALE,
                     "colorbar": {"ticksuffix": " %", "thickness": 12, "outlinewidth": 0},
                     "hovertemplate": "after %{y}, on classes of %{x}: %{z} %<extra></extra>",
@@ -116,7 +101,7 @@ def accuracy_matrix(experiment: Experiment) -> Figure:
             "xaxis": axis("classes of session", **category),
             "yaxis": axis("after session", **category, autorange="reversed"), "meta": {"height": 400},
         },
-        why_missing(experiment, "predictions.npz", "No run has predictions."),
+        style.why_missing(experiment, "predictions.npz", "No run has predictions."),
         choice="run",
     )  # fmt: skip
 
@@ -131,12 +116,12 @@ def by_class(experiment: Experiment) -> Figure:
             return None
         hardness = {name: np.mean([means[name] for means in found.values() if name in means]) for name in names}
         hardest = sorted(names, key=lambda name: (hardness[name], name))[:_HARDEST]
-        ticks = dict(zip(hardest, _numbered([plain_text(name, 26) for name in hardest]), strict=True))
+        ticks = dict(zip(hardest, _numbered([style.plain_text(name, 26) for name in hardest]), strict=True))
         data = [
             {
-                **line_style(experiment, method), "mode": "markers",
+                **style.line_style(experiment, method), "mode": "markers",
                 "y": [ticks[name] for name in hardest if name in own],
-                "x": rounded([own[name] for name in hardest if name in own], 1), "hovertemplate": "%{x:.1f} %",
+                "x": style.rounded([own[name] for name in hardest if name in own], 1), "hovertemplate": "%{x:.1f} %",
             }
             for method, own in found.items()
             if own
@@ -148,12 +133,12 @@ def by_class(experiment: Experiment) -> Figure:
 
     return Figure(
         "classes", "Accuracy by class", "After the last session, mean over seeds; the hardest classes first.",
-        by_condition(experiment, draw),
+        style.by_condition(experiment, draw),
         {
             "xaxis": axis("accuracy (%)", range=[-3, 103]),
             "yaxis": {"type": "category", "tickmode": "linear", "dtick": 1}, "hovermode": "y unified",
         },
-        why_missing(experiment, "predictions.npz", "No run has predictions."),
+        style.why_missing(experiment, "predictions.npz", "No run has predictions."),
     )  # fmt: skip
 
 

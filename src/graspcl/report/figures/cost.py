@@ -8,19 +8,8 @@ from typing import Any
 import numpy as np
 
 from graspcl.metric import updates_to_reach
-from graspcl.report.figures.style import (
-    BAND,
-    Figure,
-    Trace,
-    View,
-    axis,
-    bar_height,
-    by_condition,
-    error_bars,
-    line_style,
-    plain_text,
-    rounded,
-)
+from graspcl.report.figures import style
+from graspcl.report.figures.style import Figure, Trace, View, axis
 from graspcl.report.measures import LABEL, shorten, tick_label
 from graspcl.report.model import Condition, Experiment, Group, Method
 
@@ -40,7 +29,7 @@ def by_updates(experiment: Experiment) -> Figure:
         if data:
             views.append(View(f"buffer {buffer}", data, *_savings(experiment, buffer)))
     return Figure(
-        "updates", "Accuracy by updates", f"α by the updates of a run. Mean over seeds. {BAND}", views,
+        "updates", "Accuracy by updates", f"α by the updates of a run. Mean over seeds. {style.BAND}", views,
         {"xaxis": axis("updates"), "yaxis": axis("α (%)")},
         "It requires finished runs of a policy with two budgets, such as: graspcl sweep … --updates 0.5x,1x",
         choice="buffer",
@@ -84,7 +73,7 @@ def by_memory(experiment: Experiment) -> Figure:
     if len({(group.method, group.condition.budget) for group in finished}) < len(finished):
         missing = "All buffers of these runs took the same number of bytes: even the smallest had room for all samples."
     return Figure(
-        "memory", "Accuracy by memory", f"α by the bytes of the buffer. Mean over seeds. {BAND}", views,
+        "memory", "Accuracy by memory", f"α by the bytes of the buffer. Mean over seeds. {style.BAND}", views,
         {"xaxis": axis("buffer (MB)", rangemode="tozero"), "yaxis": axis("α (%)")},
         missing,
         choice="budget",
@@ -95,15 +84,15 @@ def _points(experiment: Experiment, method: Method, key: str, groups: list[Group
     """Return α of one method by another measure."""
     own = [g for g in groups if g.method == method and g.finished and not math.isnan(g.mean(key))]
     own = sorted(own, key=lambda group: group.mean(key))
-    halves = [group.half("alpha") for group in own]
+    halves = [group.over_seeds("alpha").half for group in own]
     trace = {
-        **line_style(experiment, method), "mode": "lines+markers",
-        "x": rounded([g.mean(key) * factor for g in own], 3), "y": rounded([g.mean("alpha") for g in own]),
-        "text": [plain_text(experiment.condition_label(g.condition)) for g in own],
+        **style.line_style(experiment, method), "mode": "lines+markers",
+        "x": style.rounded([g.mean(key) * factor for g in own], 3), "y": style.rounded([g.mean("alpha") for g in own]),
+        "text": [style.plain_text(experiment.condition_label(g.condition)) for g in own],
         "hovertemplate": "%{y:.2f} % (%{text})",
     }  # fmt: skip
     if not np.isnan(halves).any():
-        trace["error_y"] = error_bars(halves)
+        trace["error_y"] = style.error_bars(halves)
     return trace
 
 
@@ -127,17 +116,17 @@ def training_time(experiment: Experiment) -> Figure:
         for place, (name, colour) in enumerate((("updates", "#56B4E9"), ("selection", "#808080"))):
             shares = [times[m][place] / whole[m.learner + m.others] for m in known]
             data.append(
-                {"type": "bar", "orientation": "h", "name": name, "y": labels, "x": rounded(shares, 3),
+                {"type": "bar", "orientation": "h", "name": name, "y": labels, "x": style.rounded(shares, 3),
                  "marker": {"color": colour}, "hovertemplate": "%{x:.2f}"}
             )  # fmt: skip
         note = f"1 is the time of {shorten(unit, LABEL)}."
-        return View(experiment.condition_label(condition), data, bar_height(labels), note) if known else None
+        return View(experiment.condition_label(condition), data, style.bar_height(labels), note) if known else None
 
     return Figure(
         "times", "Training time",
         "Time of a session relative to uniform rehearsal, or else to the baseline. Updates count as equally long for"
         " all policies; selection adds to them.",
-        by_condition(experiment, draw),
+        style.by_condition(experiment, draw),
         {"barmode": "stack", "xaxis": axis("relative time"), "yaxis": {"type": "category"}},
         f"It requires finished runs with the policy uniform or {experiment.baseline}, to which times are relative.",
     )  # fmt: skip

@@ -7,51 +7,37 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from graspcl.checks import Array
-from graspcl.report.figures.style import (
-    BAND,
-    Figure,
-    Trace,
-    View,
-    axis,
-    bar_style,
-    by_condition,
-    error_bars,
-    line_style,
-    line_with_band,
-    over_seeds,
-    plain_text,
-    rounded,
-    thinned,
-    why_missing,
-)
+from graspcl.report.figures import style
+from graspcl.report.figures.style import Figure, Trace, View, axis
 from graspcl.report.model import Condition, Experiment, Group
 from graspcl.report.read import RehearsedSession
 
 _NO_PLAN = "No run stored which samples its sessions rehearsed."
+_NO_DISTANCE = "No distances were measured; set --measure.distances to a number of samples."
 
 
 def repeats(experiment: Experiment) -> Figure:
     """How often stored samples were rehearsed."""
 
     def draw(group: Group, sessions: list[RehearsedSession]) -> list[Trace]:
-        mean, half = over_seeds(session.repeats for session in sessions)
+        mean, half = style.over_seeds(session.repeats for session in sessions)
         most = max(session.repeats.nonzero()[0].max() for session in sessions)
         names = [str(k) if k + 1 < len(mean) else f"{k} or more" for k in range(most + 1)]
-        bar = {**bar_style(experiment, group.method), "x": names, "y": rounded(mean[: most + 1]),
+        bar = {**style.bar_style(experiment, group.method), "x": names, "y": style.rounded(mean[: most + 1]),
                "hovertemplate": "%{y:.1f} %"}  # fmt: skip
         if not np.isnan(half).any():
-            bar["error_y"] = error_bars(half[: most + 1])
+            bar["error_y"] = style.error_bars(half[: most + 1])
         return [bar]
 
     return Figure(
         "repeats", "How often samples were rehearsed",
-        f"Share of the stored samples that the last session rehearsed never, once, twice and so on. {BAND}",
+        f"Share of the stored samples that the last session rehearsed never, once, twice and so on. {style.BAND}",
         _by_group(experiment, draw),
         {
             "barmode": "group", "xaxis": axis("times rehearsed", type="category"),
             "yaxis": axis("stored samples (%)", rangemode="tozero"), "hovermode": "x unified",
         },
-        why_missing(experiment, "plans", _NO_PLAN),
+        style.why_missing(experiment, "plans", _NO_PLAN),
     )  # fmt: skip
 
 
@@ -64,21 +50,21 @@ def distance(experiment: Experiment) -> Figure:
             return []
         fewest = min(map(len, curves))
         parts = min(fewest, max(5, min(40, fewest // 4)))
-        mean, half = over_seeds(_part_means(curve, parts) for curve in curves)
-        x = rounded(100 * (np.arange(len(mean)) + 0.5) / len(mean), 1)
-        return line_with_band(experiment, group.method, x, mean, half, mode="lines")
+        mean, half = style.over_seeds(_part_means(curve, parts) for curve in curves)
+        x = style.rounded(100 * (np.arange(len(mean)) + 0.5) / len(mean), 1)
+        return style.line_with_band(experiment, group.method, x, mean, half, mode="lines")
 
     level = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 1, "y1": 1}
     return Figure(
         "distance", "Distance of rehearsed samples to their prototypes",
         "In the last session, from its first update to its last. 1 is the mean over the stored samples of a class."
-        f" Rehearsal from easy to hard rises. {BAND}",
+        f" Rehearsal from easy to hard rises. {style.BAND}",
         _by_group(experiment, draw),
         {
             "xaxis": axis("progress of the session (%)", range=[0, 100]), "yaxis": axis("distance / mean"),
             "hovermode": "x unified", "shapes": [level],
         },
-        why_missing(experiment, "plans", "No distances were measured; set --measure.distances to a number of samples."),
+        style.why_missing(experiment, "plans", _NO_DISTANCE),
     )  # fmt: skip
 
 
@@ -92,21 +78,21 @@ def coverage(experiment: Experiment) -> Figure:
     """How much of the buffer was rehearsed after how many updates."""
 
     def draw(group: Group, sessions: list[RehearsedSession]) -> list[Trace]:
-        mean, half = over_seeds(session.coverage for session in sessions)
-        places, values = thinned(mean, 60)
+        mean, half = style.over_seeds(session.coverage for session in sessions)
+        places, values = style.thinned(mean, 60)
         x = [place + 1 for place in places]
-        return line_with_band(experiment, group.method, x, values, half[places], mode="lines")
+        return style.line_with_band(experiment, group.method, x, values, half[places], mode="lines")
 
     return Figure(
         "coverage", "Coverage over a session",
         "Share of the buffer that the last session rehearsed at least once. Mean over the seeds with that many"
-        f" updates. {BAND}",
+        f" updates. {style.BAND}",
         _by_group(experiment, draw),
         {
             "xaxis": axis("updates", rangemode="tozero"), "yaxis": axis("rehearsed (%)", rangemode="tozero"),
             "hovermode": "x unified",
         },
-        why_missing(experiment, "plans", _NO_PLAN),
+        style.why_missing(experiment, "plans", _NO_PLAN),
     )  # fmt: skip
 
 
@@ -119,12 +105,13 @@ def class_coverage(experiment: Experiment) -> Figure:
             for name, share in session.class_coverage.items():
                 found.setdefault(name, []).append(share)
         means = sorted((float(np.mean(shares)), name) for name, shares in found.items())
-        places, _ = thinned(np.arange(len(means)), 100)
+        places, _ = style.thinned(np.arange(len(means)), 100)
+        shares, names = zip(*(means[place] for place in places), strict=True)
         return [
             {
-                **line_style(experiment, group.method), "mode": "lines+markers", "x": [place + 1 for place in places],
-                "y": rounded([means[place][0] for place in places], 1),
-                "text": [plain_text(means[place][1], 40) for place in places], "hovertemplate": "%{text}: %{y:.1f} %",
+                **style.line_style(experiment, group.method), "mode": "lines+markers",
+                "x": [place + 1 for place in places], "y": style.rounded(shares, 1),
+                "text": [style.plain_text(name, 40) for name in names], "hovertemplate": "%{text}: %{y:.1f} %",
             }
         ]  # fmt: skip
 
@@ -133,7 +120,7 @@ def class_coverage(experiment: Experiment) -> Figure:
         "Share of the stored samples of each class that the last session rehearsed at least once. Mean over seeds.",
         _by_group(experiment, draw),
         {"xaxis": axis("classes, least covered first"), "yaxis": axis("rehearsed (%)", rangemode="tozero")},
-        why_missing(experiment, "plans", _NO_PLAN),
+        style.why_missing(experiment, "plans", _NO_PLAN),
     )  # fmt: skip
 
 
@@ -149,11 +136,11 @@ def drift(experiment: Experiment) -> Figure:
         for method, own in curves.items():
             if not own:
                 continue
-            mean, _ = over_seeds(_joined(run, lengths) for run in own)
-            places, values = thinned(mean, 300)
+            mean, _ = style.over_seeds(_joined(run, lengths) for run in own)
+            places, values = style.thinned(mean, 300)
             data.append(
-                {**line_style(experiment, method), "mode": "lines", "x": [place + 1 for place in places],
-                 "y": rounded(values, 5), "hovertemplate": "%{y:.4f}"}
+                {**style.line_style(experiment, method), "mode": "lines", "x": [place + 1 for place in places],
+                 "y": style.rounded(values, 5), "hovertemplate": "%{y:.4f}"}
             )  # fmt: skip
         ends = np.cumsum(lengths)[:-1].tolist()
         lines = [{"type": "line", "x0": end + 0.5, "x1": end + 0.5, "yref": "paper", "y0": 0, "y1": 1} for end in ends]
@@ -163,9 +150,9 @@ def drift(experiment: Experiment) -> Figure:
         "drift", "Representation drift",
         "How far each update moves the embeddings of held-out old samples. Mean over the seeds with that many updates;"
         " lines separate sessions.",
-        by_condition(experiment, draw),
+        style.by_condition(experiment, draw),
         {"xaxis": axis("updates"), "yaxis": axis("drift", rangemode="tozero")},
-        why_missing(experiment, "drift.npz", "It was not measured; set --measure.drift to a number of samples."),
+        style.why_missing(experiment, "drift.npz", "It was not measured; set --measure.drift to a number of samples."),
     )  # fmt: skip
 
 
@@ -191,4 +178,4 @@ def _by_group(experiment: Experiment, draw: Callable[[Group, list[RehearsedSessi
                 data += draw(group, sessions)
         return View(experiment.condition_label(condition), data)
 
-    return by_condition(experiment, view)
+    return style.by_condition(experiment, view)

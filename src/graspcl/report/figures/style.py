@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from graspcl.checks import Array
-from graspcl.metric import interval
-from graspcl.report.measures import LABEL, plural, shorten
+from graspcl.report.measures import LABEL, Mean, plural, shorten
 from graspcl.report.model import Condition, Experiment, Group, Method
 
 Trace = dict[str, Any]
@@ -38,25 +37,15 @@ class View:
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart with views to choose from.
+    """A chart with views to choose from; without any, `missing` says why."""
 
-    Args:
-        name: Identifier on the page, and name of its file.
-        title: Heading.
-        caption: How to read it.
-        views: What can be shown; without any, `missing` says why.
-        layout: Plotly's layout, the same for all views.
-        missing: Why there is nothing to show.
-        choice: What views differ in: "condition" follows the choice of the page, others have a list of their own.
-    """
-
-    name: str
+    name: str  # on the page, and of its file
     title: str
     caption: str
     views: list[View]
-    layout: dict[str, Any] = field(default_factory=dict)
+    layout: dict[str, Any] = field(default_factory=dict)  # the same for all views
     missing: str = ""
-    choice: str = "condition"
+    choice: str = "condition"  # what views differ in: the condition chosen for the page, or a choice of their own
 
 
 def axis(title: str, **others: Any) -> dict[str, Any]:
@@ -171,8 +160,8 @@ def _half_per_std(n: int) -> float:
     """Return half of the 95 % t-interval of n values with standard deviation 1."""
     if n < 2:
         return float("nan")
-    found = interval(np.arange(n))
-    return (found.high - found.mean) / found.std
+    found = Mean.of(range(n))
+    return found.half / found.std
 
 
 def thinned(curve: ArrayLike, most: int) -> tuple[list[int], Array]:

@@ -161,9 +161,9 @@ _TEX = {
 def as_latex(table: Table) -> str:
     r"""Return a table in the form of the paper's: groups of columns separated, the best in bold, intervals small.
 
-    >>> from graspcl.report.tables import number_cell, text_cell
+    >>> from graspcl.report.tables import Mean, mean_cell, text_cell
     >>> columns = [Column("Method", numeric=False), Column("μ_N")]
-    >>> table = Table("t", "T", columns, [[text_cell("a_b"), number_cell(68.13, 2, 0.13, bold=True)]])
+    >>> table = Table("t", "T", columns, [[text_cell("a_b"), mean_cell(Mean(68.13, 0.13), bold=True)]])
     >>> print(as_latex(table).splitlines()[7].strip())
     a\_b & $\mathbf{68.13}$ \tiny $\pm 0.13$ \\
     """
