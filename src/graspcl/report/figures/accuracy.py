@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from typing import Literal
 
 import numpy as np
 
 from graspcl.report.figures import style
 from graspcl.report.figures.style import Figure, Trace, View, axis
-from graspcl.report.measures import LABEL, shorten, tick_label
+from graspcl.report.measures import LABEL, distinct_labels, shorten, tick_label
 from graspcl.report.model import Condition, Experiment, Group
 
 # Light enough at both ends for dark numbers in the cells, on any ground.
@@ -59,8 +58,8 @@ def final_accuracy(experiment: Experiment) -> Figure:
             labels.append(f"{tick_label(group.label)}<br><b>{alpha.text(2)}</b>")
             bar = {**style.bar_style(experiment, group.method), "orientation": "h", "x": style.rounded([alpha.mean]),
                    "y": labels[-1:], "showlegend": False, "hovertemplate": "%{x:.2f} %<extra></extra>"}  # fmt: skip
-            if not math.isnan(alpha.half):
-                bar["error_x"] = style.error_bars([alpha.half])
+            if not math.isnan(half := style.drawn_half(group, "alpha")):
+                bar["error_x"] = style.error_bars([half])
             data.append(bar)
         return View(experiment.condition_label(condition), data, style.bar_height(labels))
 
@@ -116,7 +115,7 @@ def by_class(experiment: Experiment) -> Figure:
             return None
         hardness = {name: np.mean([means[name] for means in found.values() if name in means]) for name in names}
         hardest = sorted(names, key=lambda name: (hardness[name], name))[:_HARDEST]
-        ticks = dict(zip(hardest, _numbered([style.plain_text(name, 26) for name in hardest]), strict=True))
+        ticks = dict(zip(hardest, distinct_labels([style.plain_text(name, 26) for name in hardest]), strict=True))
         data = [
             {
                 **style.line_style(experiment, method), "mode": "markers",
@@ -140,17 +139,3 @@ def by_class(experiment: Experiment) -> Figure:
         },
         style.why_missing(experiment, "predictions.npz", "No run has predictions."),
     )  # fmt: skip
-
-
-def _numbered(labels: list[str]) -> list[str]:
-    """Number equal labels.
-
-    >>> _numbered(["a", "b", "a"])
-    ['a [1]', 'b', 'a [2]']
-    """
-    total, seen = Counter(labels), Counter[str]()
-    result = []
-    for label in labels:
-        seen[label] += 1
-        result.append(label if total[label] == 1 else f"{label} [{seen[label]}]")
-    return result

@@ -84,7 +84,7 @@ def _points(experiment: Experiment, method: Method, key: str, groups: list[Group
     """Return α of one method by another measure."""
     own = [g for g in groups if g.method == method and g.finished and not math.isnan(g.mean(key))]
     own = sorted(own, key=lambda group: group.mean(key))
-    halves = [group.over_seeds("alpha").half for group in own]
+    halves = [style.drawn_half(group, "alpha") for group in own]
     trace = {
         **style.line_style(experiment, method), "mode": "lines+markers",
         "x": style.rounded([g.mean(key) * factor for g in own], 3), "y": style.rounded([g.mean("alpha") for g in own]),

@@ -22,7 +22,8 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 _PATTERNS = ("", "/", "x", "-", ".", "\\", "+", "|")  # of bars, one each time all colours have been used
 _MARKERS = ("circle", "square", "diamond", "triangle-up", "x", "star", "triangle-down", "cross")
-BAND = "± is half of the 95 % t-interval over seeds."
+BAND = "±: half of the 95 % t-interval over seeds, drawn for at least 3."
+_MIN_SEEDS = 3  # two seeds have an interval of ± 13 standard errors, which would hide the curves
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,11 @@ def error_bars(halves: ArrayLike) -> Trace:
     return {"type": "data", "array": rounded(halves), "thickness": 1}
 
 
+def drawn_half(group: Group, key: str) -> float:
+    """Return half of the interval of a measure; NaN for fewer than three seeds."""
+    return group.over_seeds(key).half if len(group.values.get(key, [])) >= _MIN_SEEDS else float("nan")
+
+
 def line_with_band(
     experiment: Experiment, method: Method, x: Sequence[Any], mean: ArrayLike, half: ArrayLike, **look: Any
 ) -> list[Trace]:
@@ -137,11 +143,11 @@ def line_with_band(
 def over_seeds(curves: Iterable[Sequence[float] | Array]) -> tuple[Array, Array]:
     """Return the mean of curves, and half of its 95 % t-interval, point by point over those that have a number there.
 
-    Both are NaN where there is no number; the interval needs two.
+    Both are NaN where there is no number; the interval requires three.
 
-    >>> mean, half = over_seeds([[1.0, 2.0, 7.0], [3.0, 4.0]])
+    >>> mean, half = over_seeds([[1.0, 2.0, 7.0], [3.0, 4.0], [5.0]])
     >>> mean.tolist(), half.round(2).tolist()
-    ([2.0, 3.0, 7.0], [12.71, 12.71, nan])
+    ([3.0, 3.0, 7.0], [4.97, nan, nan])
     """
     rows = [np.asarray(curve, np.float64) for curve in curves]
     table = np.full((len(rows), max((len(row) for row in rows), default=0)), np.nan)
@@ -158,7 +164,7 @@ def over_seeds(curves: Iterable[Sequence[float] | Array]) -> tuple[Array, Array]
 @cache
 def _half_per_std(n: int) -> float:
     """Return half of the 95 % t-interval of n values with standard deviation 1."""
-    if n < 2:
+    if n < _MIN_SEEDS:
         return float("nan")
     found = Mean.of(range(n))
     return found.half / found.std
