@@ -313,10 +313,6 @@ def _load(path: Path, *names: str) -> dict[str, Array]:
         return {name: found[name] for name in names or found.files}
 
 
-def _stream(path: Path) -> dict[str, Any]:
-    return {"stream_sessions": len(_load(path / "stream.npz", "lengths")["lengths"])}
-
-
 def _predictions(path: Path) -> dict[str, Any]:
     """Return curves, matrix and final hits. Earlier versions did not store in which session a class arrived."""
     arrays = _load(path / "predictions.npz")
@@ -395,7 +391,7 @@ def _drift(path: Path) -> dict[str, Any]:
 # Which file gives which fields of a run.
 _READERS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "environment.json": _environment,
-    "stream.npz": _stream,
+    "stream.npz": lambda path: {"stream_sessions": len(_load(path / "stream.npz", "lengths")["lengths"])},
     "predictions.npz": _predictions,
     "plans": _plans,
     "drift.npz": _drift,

@@ -88,16 +88,14 @@ def _group_fields(experiment: Experiment, seeds: bool = True) -> list[Field]:
     """Return the columns that identify a group; budget and buffer only where they differ."""
     one_learner = len({method.learner for method in experiment.methods}) < 2
     order = {condition: float(place) for place, condition in enumerate(experiment.conditions)}
+
+    def condition_field(axis: str) -> Field:
+        heading = Column(axis, numeric=False)
+        return heading, lambda group: Cell(getattr(group.condition, axis), order[group.condition])
+
     fields = [text_field("policy" if one_learner else "method", lambda group: group.label)]
-    if experiment.differs("budget"):
-        budget = Column("budget", numeric=False)
-        fields.append((budget, lambda group: Cell(group.condition.budget, order[group.condition])))
-    if experiment.differs("buffer"):
-        buffer = Column("buffer", numeric=False)
-        fields.append((buffer, lambda group: Cell(group.condition.buffer, order[group.condition])))
-    if seeds:
-        fields.append((Column("seeds"), lambda group: number_cell(len(group.runs), 0)))
-    return fields
+    fields += [condition_field(axis) for axis in ("budget", "buffer") if experiment.differs(axis)]
+    return fields + ([(Column("seeds"), lambda group: number_cell(len(group.runs), 0))] if seeds else [])
 
 
 def _measure_field(measure: Measure, groups: Sequence[Group], above: str = "") -> Field:

@@ -28,7 +28,6 @@ from graspcl.report.measures import LABEL, p_text, plural, shorten
 from graspcl.report.model import Experiment, Report
 from graspcl.report.paper import paper_table
 from graspcl.report.tables import Cell, Column, Table
-from graspcl.state import write_whole
 
 _MOST_OPENED = 6  # experiments whose data are opened to show samples
 
@@ -41,6 +40,8 @@ def write_page(report: Report, path: Path, open_samples: samples.OpenSamples | N
         path: The file.
         open_samples: Opens the data of a run, to show what GRASP rehearsed first and last.
     """
+    from graspcl.state import write_whole  # imports torch, which a page that is served does not need
+
     content = render_report(report, open_samples).encode("utf-8", "replace")  # names may hold invalid characters
     write_whole(path, lambda file: file.write(content))
 
@@ -76,17 +77,21 @@ def render_page(
 
     A page that is `live` asks its server for news: every `refresh` seconds, whether `version` has changed.
     """
-    plotly = require("plotly.offline", "report").get_plotlyjs()
     scripts = ["page.js", "overview.js"] if template == "overview.html" else ["page.js"]
-    script = "\n".join(map(_asset, scripts))
     drawn = {
         name: {"choice": figure.choice, "layout": figure.layout, "views": [asdict(view) for view in figure.views]}
         for name, figure in figures.items()
     }
+    return render_template(template, {"figures": drawn}, scripts, title=shorten(title, 120), live=live, **context)
+
+
+def render_template(template: str, data: dict[str, Any], scripts: list[str], **context: Any) -> str:
+    """Return a page with plotly, scripts of this package, and data for them."""
+    plotly = require("plotly.offline", "report").get_plotlyjs()
+    script = "\n".join(map(_asset, scripts))
     return _environment().get_template(template).render(
-        content_security_policy=_content_security_policy((plotly, script), live is not None),
-        title=shorten(title, 120), figures=Markup(json_for_script({"figures": drawn})), plotly=Markup(plotly),
-        script=Markup(script), live=live, **context,
+        content_security_policy=_content_security_policy((plotly, script), context.get("live") is not None),
+        data=Markup(json_for_script(data)), plotly=Markup(plotly), script=Markup(script), **context,
     )  # fmt: skip
 
 

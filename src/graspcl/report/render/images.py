@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote
 
-from graspcl.errors import GraspError, require
+from graspcl.errors import GraspError
 from graspcl.report.figures import Figure, View, all_figures
 from graspcl.report.model import Report
-from graspcl.report.render.html import json_for_script
+from graspcl.report.render.html import render_template
 from graspcl.report.render.text import experiment_folders, slug
 
 Kind = Literal["png", "svg"]
@@ -28,18 +28,6 @@ _FLAGS = (
     "--disable-sync", "--disable-quic", "--disable-extensions", "--disable-dev-shm-usage",
 )  # fmt: skip
 _AT_ONCE = 16  # figures per start of the browser
-_DRAW = """
-(async () => {
-  const { figures, kind } = JSON.parse(document.getElementById("figures").textContent);
-  for (const figure of figures) {
-    const { width, height } = figure.layout;
-    const image = await Plotly.toImage(figure, { format: kind, width, height, scale: kind === "png" ? 2 : 1 });
-    const line = document.createElement("pre");
-    line.textContent = image;
-    document.body.append(line);
-  }
-})();
-"""
 
 
 def write_figures(report: Report, folder: Path, kind: Kind) -> list[Path]:
@@ -105,12 +93,7 @@ def standalone(figure: Figure, view: View, width: int = 900) -> dict[str, Any]:
 
 
 def _draw(program: str, figures: Sequence[dict[str, Any]], kind: Kind) -> list[bytes]:
-    plotly = require("plotly.offline", "report").get_plotlyjs()
-    page = (
-        f'<!doctype html><meta charset="utf-8"><body><script type="application/json" id="figures">'
-        f"{json_for_script({'figures': figures, 'kind': kind})}</script>"
-        f"<script>{plotly}</script><script>{_DRAW}</script>"
-    )
+    page = render_template("images.html", {"figures": figures, "kind": kind}, ["images.js"])
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         file = Path(folder) / "figures.html"
         file.write_text(page, encoding="utf-8")

@@ -20,7 +20,6 @@ from graspcl.report import measures
 from graspcl.report.model import Report
 from graspcl.report.paper import paper_table
 from graspcl.report.tables import Cell, Column, Table, environment_tables, experiment_tables, run_list
-from graspcl.state import write_whole
 
 WIDE = 110  # columns of a terminal from which on intervals fit next to the means
 _ONE_PAGE = 40  # rows of a LaTeX table; longer tables break across pages
@@ -84,6 +83,8 @@ def write_tables(report: Report, folder: Path, form: Literal["csv", "md", "tex"]
 
 
 def _write(path: Path, content: bytes) -> None:
+    from graspcl.state import write_whole  # imports torch, which the terminal does not need
+
     try:
         write_whole(path, lambda file: file.write(content))
     except OSError as error:
