@@ -202,7 +202,7 @@ def test_a_browser_that_goes_leaves_no_traceback(half, capsys):
 
 
 def test_every_open_page_hears_of_the_end(half):
-    server = Watched(half, refresh=0.5)
+    server = Watched(half, refresh=0.3)
     server.ask()
     finish(half)
     for _ in range(2):  # two tabs, one after the other
@@ -254,7 +254,7 @@ PROGRESS = "document.querySelector('[data-part=progress]').innerText"
 
 
 def test_the_page_follows_the_run_to_its_end(half, chromium):
-    server = Watched(half)
+    server = Watched(half, refresh=0.5)
     chromium.look()
     chromium.open(server.address)
     assert "2 of 4" in chromium.run(f"return {PROGRESS}")
@@ -284,7 +284,7 @@ return {
 
 
 def test_the_reader_keeps_choices_when_the_page_is_loaded_again(half, chromium):
-    server = Watched(half)
+    server = Watched(half, refresh=0.5)
     chromium.look(height=500)
     chromium.open(server.address)
     chromium.run(
@@ -313,7 +313,7 @@ def test_new_figures_appear(tmp_path, chromium):
     folder = make_run(tmp_path / "begun", sessions=2, done=0)
     (folder / "predictions.npz").rename(tmp_path / "later.npz")
     beat(folder)
-    server = Watched(folder)
+    server = Watched(folder, refresh=0.5)
     chromium.look()
     chromium.open(server.address)
     figures = "document.querySelectorAll('figure .main-svg').length"

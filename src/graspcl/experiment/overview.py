@@ -29,14 +29,9 @@ class ClassPicture:
 def class_picture(
     learner: Learner, label: int, rng: np.random.Generator, draws: int | None = None, eps: float | None = None
 ) -> ClassPicture:
-    """Draw from the stored samples of a class, as the network sees them now.
+    """Draw from the stored samples of class `label`, as the network sees them now.
 
-    Args:
-        learner: A trained learner.
-        label: The class.
-        rng: Source of the draws.
-        draws: Number of draws. Default: one per stored sample.
-        eps: Parameter of Algorithm 1. Default: that of the learner's policy if it is GRASP.
+    `draws` is one per stored sample by default. `eps` of Algorithm 1 is that of the learner's policy if it is GRASP.
     """
     buffer = learner.buffer
     slots = buffer.slots_of(label) if label in buffer.classes else np.empty(0, np.int64)

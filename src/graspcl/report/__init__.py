@@ -51,7 +51,7 @@ def sweep_table(title: str, paths: Iterable[Path], baseline: str = BASELINE, wid
     """Return a row per method, budget and buffer, for a terminal of `width` columns.
 
     Each row has the means over seeds of the measures for "sweep", and the difference in α from the baseline. The
-    caption tells what methods save if budgets differ.
+    caption describes what methods save if budgets differ.
     """
     return _compare("sweep", title, _finished(paths), baseline, width)
 
@@ -78,7 +78,7 @@ def _finished(paths: Iterable[Path]) -> list[Run]:
 
 
 def _compare(name: Literal["sweep", "demo"], title: str, runs: Sequence[Run], baseline: str, width: int) -> Table:
-    """Return a comparison of runs for the terminal, with a caption that explains its columns and tells savings."""
+    """Return a comparison of runs for the terminal, with a caption that explains its columns and savings."""
     experiment = make_experiment(runs, baseline)
     table = comparison_table(experiment, name)
     meanings = "; ".join(f"{column.heading}: {column.meaning}" for column in table.columns if column.meaning)

@@ -53,7 +53,7 @@ def paper_table(experiments: Sequence[Experiment], which: str) -> Table:
             std = row["std"][place] if "std" in row else math.nan
             value = row["values"][place]
             published_cell = Cell(Mean(value, std).text(digits), value, std=std)
-            if "average" in column:  # of so many columns before this one
+            if "average" in column:  # of the columns before this one
                 ours = [float(cell.value) for cell in cells[-1 : -2 * column["average"] : -2]]
                 cells += [published_cell, number_cell(float(np.mean(ours)), digits)]
                 continue

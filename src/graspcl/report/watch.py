@@ -33,7 +33,7 @@ End = Literal["finished", "stopped"]
 def watch(run: Path, announce: Callable[[str], None], port: int = 0, refresh: float = 3.0) -> End:
     """Serve the page of a run on 127.0.0.1 and return when the run is finished or stopped.
 
-    If a browser has opened the page, the final state is served for two more refreshes.
+    Pages that are open get the final state: the server stays until nobody has asked for two refreshes.
 
     Args:
         run: Its folder, or a folder above it: then the unfinished run below it that changed last.
@@ -54,8 +54,8 @@ def watch(run: Path, announce: Callable[[str], None], port: int = 0, refresh: fl
         announce(f"http://127.0.0.1:{server.server_port}/")
         while (end := watched.look()) is None:
             time.sleep(min(1.0, refresh))
-        if watched.opened:  # every open page asks once more
-            time.sleep(2 * refresh)
+        while time.monotonic() - watched.asked < 2 * refresh:
+            time.sleep(min(0.1, refresh))
         return end
     finally:
         with watched.lock:  # a page that is being rendered is still sent
@@ -68,7 +68,7 @@ class WatchedRun:
 
     def __init__(self, path: Path, refresh: float = 3.0) -> None:
         self.path, self.refresh = path, refresh
-        self.opened = False
+        self.asked = -math.inf  # when a page or its news were last requested
         self.lock = threading.Lock()
         self._idle = 0  # looks in a row that found no process
         self._version = ""
@@ -101,8 +101,8 @@ class WatchedRun:
 
     def page(self) -> bytes:
         """Return the page. While the run is running, it asks for news."""
-        self.opened = True
         with self.lock:
+            self.asked = time.monotonic()
             version, ended = self._update(), self._stopped or self.finished
             live = {"version": version, "refresh": "" if ended else f"{self.refresh:g}"}
             facts = progress(self._run, _heartbeat(self.path), self._stopped)
@@ -111,6 +111,7 @@ class WatchedRun:
     def news(self) -> bytes:
         """Return the version of the results and the progress as JSON."""
         with self.lock:
+            self.asked = time.monotonic()
             version = self._update()
             html = render_part("progress", progress(self._run, _heartbeat(self.path), self._stopped))
         return json.dumps({"version": version, "progress": html}).encode()

@@ -96,7 +96,7 @@
     return Plotly.react(box, view.data, layout(figure, view, box.clientWidth), CONFIG);
   }
 
-  // Draws cards; data-drawn then tells tests for which screen.
+  // Draws cards, then stores the screen they are drawn for in data-drawn.
   async function drawCards(cards) {
     delete root.dataset.drawn;
     const screen = `${innerWidth} ${dark.matches ? "dark" : "light"} ${root.dataset.print ?? "screen"}`;
