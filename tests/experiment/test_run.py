@@ -16,7 +16,7 @@ from graspcl.experiment.measure import arrivals
 from graspcl.experiment.prepare import PreparedCache, _stamp, arrange, open_data, prepare
 from graspcl.experiment.pretraining import build_network
 from graspcl.progress import Silent
-from graspcl.report.html.reading import read_run
+from graspcl.report import read_run
 from graspcl.settings.config import BaseConfig, StreamConfig
 from graspcl.stream import ClassIncremental, Stream, save_stream
 

@@ -1,4 +1,4 @@
-"""Headless Chromium for tests: what a page shows, says and asks the network for."""
+"""Headless Chromium for tests: what a page shows, logs and requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FLAGS = (
 
 
 def why_not() -> str | None:
-    """Why no page can be opened here; None if one can."""
+    """Return why no page can be opened here; None if one can."""
     if PROGRAM is None or DRIVER is None:
         return "chromium and chromedriver are not installed"
     if importlib.util.find_spec("selenium") is None:
@@ -28,7 +28,7 @@ def why_not() -> str | None:
 
 @contextlib.contextmanager
 def browser():
-    """A browser with a profile of its own, which logs the console and the network."""
+    """Start a browser with its own profile, which logs the console and the network."""
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()
@@ -44,6 +44,14 @@ def browser():
             driver.quit()
 
 
+# The page is loaded, and its script has drawn all figures for this width, colour scheme and medium.
+DRAWN = (
+    "document.readyState === 'complete' && document.documentElement.dataset.drawn === [innerWidth,"
+    " matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light',"
+    " document.documentElement.dataset.print ?? 'screen'].join(' ')"
+)
+
+
 class Page:
     """One tab."""
 
@@ -51,40 +59,48 @@ class Page:
         self.driver = driver
 
     def look(self, width=1280, height=900, dark=False):
-        """The size and colour scheme of the screen."""
+        """Set the size and colour scheme of the screen."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": scheme})
-        self.settle()
+        if self.run("return document.getElementById('report-data') !== null"):
+            self.settle()
 
     def open(self, address):
-        """Go there, and wait until all figures are drawn; what was logged before is forgotten."""
+        """Open a page and wait until all figures are drawn; forget what was logged before."""
         self.complaints(), self.requests()
         self.driver.get(address)
         self.settle()
 
     def settle(self):
-        """Wait until what was asked for is drawn: figures wait a little after a change of width."""
-        self.driver.set_script_timeout(30)
-        self.driver.execute_async_script("setTimeout(arguments[0], 400)")
+        """Wait until all figures are drawn for the current screen."""
+        self.until(DRAWN)
+
+    def until(self, condition, seconds=20):
+        """Wait until a condition in JavaScript holds, also over a reload of the page."""
+        from selenium.common.exceptions import JavascriptException
+        from selenium.webdriver.support.ui import WebDriverWait
+
+        wait = WebDriverWait(self.driver, seconds, poll_frequency=0.02, ignored_exceptions=[JavascriptException])
+        return wait.until(lambda driver: driver.execute_script(f"return {condition}"), f"never true: {condition}")
 
     def run(self, script, *arguments):
-        """What a script returns."""
+        """Return what a script returns."""
         return self.driver.execute_script(script, *arguments)
 
     def complaints(self):
-        """Lines of the console that are errors or warnings, since the last look."""
+        """Return errors and warnings of the console since the last call."""
         return [line["message"] for line in self.driver.get_log("browser") if line["level"] in ("SEVERE", "WARNING")]
 
     def requests(self):
-        """Addresses that were asked for, since the last look."""
+        """Return the requested addresses since the last call."""
         messages = [json.loads(line["message"])["message"] for line in self.driver.get_log("performance")]
         sent = [message for message in messages if message["method"] == "Network.requestWillBeSent"]
         return [message["params"]["request"]["url"] for message in sent]
 
     def screenshot(self, path, whole=True):
-        """A picture of the whole page, or of the screen."""
+        """Save a picture of the whole page, or of the screen."""
         import base64
 
         options = {"format": "png", "captureBeyondViewport": whole}

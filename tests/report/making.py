@@ -8,7 +8,7 @@ import numpy as np
 import tomli_w
 
 from graspcl.metric import accuracies
-from graspcl.report.html.figures import figures
+from graspcl.report.figures import all_figures
 
 BASE, PER_SESSION, TESTS, STORED, BATCH = 2, 1, 10, 40, 8
 
@@ -125,4 +125,4 @@ def column(table, heading):
 
 def by_name(experiment):
     """Figures."""
-    return {figure.name: figure for figure in figures(experiment)}
+    return {figure.name: figure for figure in all_figures(experiment)}

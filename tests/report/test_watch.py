@@ -1,4 +1,4 @@
-"""The page of a run under way: served, followed, and ended with the run."""
+"""The page of a running run: served, followed, and ended with the run."""
 
 import http.client
 import json
@@ -12,13 +12,13 @@ import time
 import urllib.request
 
 import pytest
-from browser import browser, why_not
+from browser import DRAWN
 from making import finish, make_run
 
 from graspcl.cli.report import watch as command
 from graspcl.errors import GraspError
-from graspcl.report.html.reading import read_run
-from graspcl.report.html.watch import at_work, duration, progress, watch
+from graspcl.report import read_run
+from graspcl.report.watch import WatchedRun, at_work, duration, progress, watch
 
 pytest.importorskip("plotly", reason="plotly is not installed")
 
@@ -41,6 +41,18 @@ class Watched:
         self.thread.start()
         assert told.wait(10)
         self.host = self.address.removeprefix("http://").rstrip("/")
+
+    def news(self):
+        """What an open page asks for."""
+        status, body = self.ask("/progress.json")
+        assert status == 200
+        return json.loads(body)
+
+    def join(self):
+        """Wait for its end."""
+        self.thread.join(20)
+        assert not self.thread.is_alive()
+        return self.end
 
     def ask(self, path="/", method="GET", **headers):
         connection = http.client.HTTPConnection(self.host, timeout=10)
@@ -79,49 +91,47 @@ def add_session(folder):
     (folder / "metrics.jsonl").write_text("\n".join([*lines, json.dumps(line), ""]))
 
 
-def test_progress_tells_sessions_accuracy_loss_and_time_left(half):
-    text = progress(read_run(half))
-    for said in ("2 of 4", "52.00 %", "40.00 %", "1.500", "5 s"):  # two sessions of 2.5 s are done, two to go
-        assert f"<dd>{said}</dd>" in text
-    assert text.count("<dd>5 s</dd>") == 2
+def test_progress_has_sessions_accuracy_loss_and_time_left(half):
+    facts = progress(read_run(half))["facts"]
+    assert list(facts.values()) == ["2 of 4", "40.00 %", "52.00 %", "1.500", "5 s", "5 s"]  # 2.5 s per session
 
 
-def test_progress_tells_what_goes_on_within_a_session(tmp_path):
+def test_progress_shows_the_current_session(tmp_path):
     folder = make_run(tmp_path / "begun", sessions=2, done=0)
     now = {"session": 1, "update": 30, "updates": 600, "loss": 0.4119, "seconds": 61.0, "seconds_left": 75.2}
-    text = progress(read_run(folder), {**now, "done": 30, "total": 1400})
-    for said in ("0 of 2", "30 of 600", "0.412", "1 min 1 s", "1 min 15 s"):
-        assert f"<dd>{said}</dd>" in text
-    assert "Updates of session 1" in text and '<progress max="1400" value="30"' in text
-    assert "Under way" in text
-    still = progress(read_run(folder), now, stopped=True)  # it goes on from a checkpoint, wherever that is
-    assert "Stopped; the same command goes on." in still and "30 of 600" not in still
+    found = progress(read_run(folder), {**now, "done": 30, "total": 1400})
+    assert found["facts"]["Updates of session 1"] == "30 of 600"
+    assert {"0 of 2", "0.412", "1 min 1 s", "1 min 15 s"} < set(found["facts"].values())
+    assert (found["done"], found["total"]) == ("30", "1400")
+    assert found["state"].startswith("Running")
+    stopped = progress(read_run(folder), now, stopped=True)  # it resumes from a checkpoint, wherever that is
+    assert stopped["state"] == "Stopped; run the same command again to resume."
+    assert "30 of 600" not in stopped["facts"].values()
 
 
-def test_progress_of_a_session_that_is_recorded_is_told_once(half):
-    text = progress(read_run(half), {"session": 2, "update": 5, "updates": 5, "loss": 9.0, "seconds": 2.5})
-    assert "<dd>1.500</dd>" in text and "Updates of session" not in text and "<dd>5 s</dd>" in text
+def test_a_recorded_session_is_not_the_current_one(half):
+    facts = progress(read_run(half), {"session": 2, "update": 5, "updates": 5, "loss": 9.0, "seconds": 2.5})["facts"]
+    assert facts["Loss"] == "1.500" and facts["Time spent"] == "5 s" and "Updates of session 2" not in facts
 
 
-def test_only_the_page_and_its_data_are_served_and_only_to_this_machine(half):
-    server = Watched(half.parent)  # the run below it that is under way
+def test_only_the_page_and_its_news_are_served_and_only_to_this_machine(half):
+    server = Watched(half.parent)  # the run below it that is running
     assert server.address.startswith("http://127.0.0.1:")
     status, page = server.ask()
-    assert status == 200 and b"Progress" in page and b"connect-src &#x27;self&#x27;" in page
-    status, data = server.ask("/data.json")
-    assert status == 200
-    assert json.loads(data)["finished"] is False
-    for path in ("/config.toml", "/../config.toml", "/data.json?x", "/%2e%2e/"):
+    assert status == 200 and b"Progress" in page and b"connect-src &#39;self&#39;" in page
+    version = server.news()["version"]
+    assert f'data-version="{version}"'.encode() in page
+    for path in ("/config.toml", "/../config.toml", "/progress.json?x", "/%2e%2e/"):
         assert server.ask(path)[0] == 404
     for method in ("POST", "PUT", "DELETE", "HEAD"):
         assert server.ask(method=method)[0] == 501
     assert server.ask(Host="evil.example")[0] == 403
     add_session(half)
-    assert "3 of 4" in json.loads(server.ask("/data.json")[1])["body"]
+    news = server.news()
+    assert "3 of 4" in news["progress"] and news["version"] != version
     finish(half)
-    assert json.loads(server.ask("/data.json")[1])["finished"] is True
-    server.thread.join(10)
-    assert not server.thread.is_alive()
+    assert "Finished." in server.news()["progress"]
+    assert server.join() == "finished"
     with pytest.raises(OSError):
         urllib.request.urlopen(server.address, timeout=2)
 
@@ -129,8 +139,7 @@ def test_only_the_page_and_its_data_are_served_and_only_to_this_machine(half):
 def test_it_ends_with_the_run_though_nobody_looks(half):
     server = Watched(half)
     finish(half)
-    server.thread.join(10)
-    assert not server.thread.is_alive() and server.end == "finished"
+    assert server.join() == "finished"
 
 
 def test_a_process_is_at_work_if_it_lives_or_has_just_said_so():
@@ -146,35 +155,35 @@ def test_a_process_is_at_work_if_it_lives_or_has_just_said_so():
 def test_it_ends_with_a_run_that_is_stopped(half, how):
     server = Watched(half)
     server.ask()
-    assert json.loads(server.ask("/data.json")[1])["stopped"] is False
+    assert "Running" in server.news()["progress"]
     if how == "killed":
         beat(half, pid=dead())
     else:
         (half / "progress.json").unlink()
-    deadline, data = time.monotonic() + 10, {}
-    while not data.get("stopped") and time.monotonic() < deadline:
-        data = json.loads(server.ask("/data.json")[1])
-    assert data["stopped"] and "Stopped; the same command goes on." in data["body"]
-    server.thread.join(10)
-    assert not server.thread.is_alive() and server.end == "stopped"
+    deadline, text = time.monotonic() + 10, ""
+    while "Stopped; run the same command again to resume." not in text and time.monotonic() < deadline:
+        text = server.news()["progress"]
+    assert "Stopped" in text
+    assert b'data-refresh=""' in server.ask()[1]  # the last page asks for nothing more
+    assert server.join() == "stopped"
 
 
 def test_a_moment_without_a_process_is_no_stop(half):
-    server = Watched(half, refresh=1.0)
-    (half / "progress.json").unlink()  # as just before the summary is there
-    time.sleep(1.2)
+    run = WatchedRun(half)
+    (half / "progress.json").unlink()  # as just before the summary is written
+    assert [run.look(), run.look()] == [None, None]
     beat(half)
-    time.sleep(1.2)
-    assert server.thread.is_alive()
+    assert run.look() is None
+    (half / "progress.json").unlink()
+    assert [run.look(), run.look(), run.look()] == [None, None, "stopped"]
     finish(half)
-    server.thread.join(10)
-    assert server.end == "finished"
+    assert run.look() == "finished"
 
 
 def test_the_terminal_says_how_it_ended(half, capsys):
     beat(half, pid=dead())  # stopped before anybody watched
     command(half, refresh=0.1)
-    assert capsys.readouterr().out.endswith("the run is stopped; the same command goes on\n")
+    assert capsys.readouterr().out.endswith("the run has stopped; run the same command again to resume\n")
 
 
 def test_a_browser_that_goes_leaves_no_traceback(half, capsys):
@@ -188,43 +197,37 @@ def test_a_browser_that_goes_leaves_no_traceback(half, capsys):
     for _ in range(3):
         assert server.ask()[0] == 200
     finish(half)
-    server.thread.join(10)
+    server.join()
     assert capsys.readouterr().err == ""
 
 
-def test_every_page_that_is_open_hears_of_the_end(half):
-    server = Watched(half, refresh=1.0)
+def test_every_open_page_hears_of_the_end(half):
+    server = Watched(half, refresh=0.3)
     server.ask()
     finish(half)
     for _ in range(2):  # two tabs, one after the other
-        assert json.loads(server.ask("/data.json")[1])["finished"] is True
-        time.sleep(1.2)
-    server.thread.join(10)
-    assert not server.thread.is_alive()
+        assert "Finished." in server.news()["progress"]
+        assert b"Finished." in server.ask()[1]
+    assert server.join() == "finished"
 
 
-def test_the_version_changes_with_the_content_alone(half):
+def test_the_version_changes_with_the_results_alone(half):
     server = Watched(half)
-
-    def version():
-        return json.loads(server.ask("/data.json")[1])["version"]
-
-    first = version()
-    beat(half)  # a later time, and nothing else
-    assert version() == first
+    first = server.news()
     beat(half, session=3, update=1, updates=5)
-    second = version()
+    second = server.news()
+    assert second["version"] == first["version"] and second["progress"] != first["progress"]
     add_session(half)
-    assert len({first, second, version()}) == 3
+    assert server.news()["version"] != first["version"]
     finish(half)
-    server.thread.join(10)
+    server.join()
 
 
 def test_mistakes_are_answered(tmp_path):
     done = make_run(tmp_path / "done")
     (tmp_path / "empty").mkdir()
     for folder, message in (
-        (done, "is finished; its report: graspcl report"),
+        (done, "is finished; show it with: graspcl report"),
         (tmp_path / "empty", "no unfinished run"),
         (tmp_path / "nowhere", "there is no folder"),
     ):
@@ -238,96 +241,84 @@ def test_a_port_that_is_taken_is_named(half):
     with pytest.raises(GraspError, match=f"port {port} cannot be used"):
         watch(half, print, port=port)
     finish(half)
-    server.thread.join(10)
+    server.join()
 
 
 def test_durations_are_for_people():
     assert [duration(seconds) for seconds in (0, 59.4, 60, 3600)] == ["0 s", "59 s", "1 min 0 s", "1 h 0 min"]
 
 
-@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
-def test_the_page_follows_the_run_without_being_loaded_again(half):
-    with browser() as tab:
-        server = Watched(half)
-        tab.look()
-        tab.open(server.address)
-        tab.run("window.kept = document.querySelector('figure .chart'); window.same = true")
-        assert "2 of 4" in tab.run("return document.querySelector('[data-part=progress]').innerText")
-        add_session(half)
-        for _ in range(3):
-            tab.settle()
-        assert "3 of 4" in tab.run("return document.querySelector('[data-part=progress]').innerText")
-        assert tab.run("return window.same && window.kept.isConnected")  # the figures are the same elements
-        finish(half)
-        server.thread.join(15)
-        assert not server.thread.is_alive()
-        for _ in range(3):
-            tab.settle()
-        assert "Finished" in tab.run("return document.querySelector('[data-part=progress]').innerText")
-        assert tab.run("return document.querySelectorAll('figure .main-svg').length") > 8
-        assert [line for line in tab.complaints() if "favicon" not in line] == []
-        assert {a.rpartition("/")[2] for a in tab.requests() if a.startswith("http")} == {"", "data.json"}
+# -- in a browser ------------------------------------------------------------------------------------------------------
+
+PROGRESS = "document.querySelector('[data-part=progress]').innerText"
 
 
-STATE = """
+def test_the_page_follows_the_run_to_its_end(half, chromium):
+    server = Watched(half, refresh=0.5)
+    chromium.look()
+    chromium.open(server.address)
+    assert "2 of 4" in chromium.run(f"return {PROGRESS}")
+    beat(half, session=3, update=1, updates=5)
+    chromium.run("window.same = true")
+    chromium.until(f"{PROGRESS}.includes('1 of 5')")
+    assert chromium.run("return window.same")  # progress alone does not load the page again
+    add_session(half)
+    chromium.until(f"{PROGRESS}.includes('3 of 4')")
+    finish(half)
+    chromium.until(f"{PROGRESS}.includes('Finished') && {DRAWN}")
+    assert chromium.run("return document.querySelectorAll('figure .main-svg').length") > 8
+    assert server.join() == "finished"
+    assert [line for line in chromium.complaints() if "favicon" not in line] == []
+    assert {a.rpartition("/")[2] for a in chromium.requests() if a.startswith("http")} == {"", "progress.json"}
+
+
+CHOICES = """
 return {
   open: [...document.querySelectorAll('details')].map((one) => one.open),
   sorted: [...document.querySelectorAll('th[aria-sort]')].map((one) => one.getAttribute('aria-sort')),
-  rows: [...document.querySelectorAll('table')].map((one) => one.innerText),
+  hidden: document.querySelector('#e0-learning-all .chart').data.map((trace) => trace.visible ?? true),
   focus: document.activeElement.innerText,
+  scroll: scrollY,
 };
 """
 
 
-@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
-def test_what_the_reader_does_stays_while_the_page_follows(half):
-    with browser() as tab:
-        server = Watched(half)
-        tab.look()
-        tab.open(server.address)
-        tab.run(
-            "const box = document.querySelector('details'); box.open = true;"
-            "const heads = box.querySelectorAll('th[data-place] button'); heads[0].click(); heads[0].click();"
-            "heads[0].focus(); window.kept = box; window.first = document.querySelector('[data-part=progress]')"
-        )
-        before = tab.run(STATE)
-        assert before["open"][0] and before["sorted"] == ["descending"] and before["focus"]
-        tab.settle()  # nothing has changed
-        assert tab.run(STATE) == before and tab.run("return window.kept.isConnected && window.first.isConnected")
-        beat(half, session=3, update=1, updates=5)
-        tab.settle()
-        assert "1 of 5" in tab.run("return document.querySelector('[data-part=progress]').innerText")
-        assert tab.run(STATE) == before and tab.run("return window.kept.isConnected && !window.first.isConnected")
-        config = (half / "config.toml").read_text()
-        (half / "config.toml").write_text(f"zebra = 7\n{config}")  # the table itself changes
-        tab.settle()
-        after = tab.run(STATE)
-        assert not tab.run("return window.kept.isConnected") and any("zebra" in text for text in after["rows"])
-        assert {**after, "rows": 0} == {**before, "rows": 0}
-        names = tab.run(
-            "return [...document.querySelector('details').querySelectorAll('tbody tr')].map(r => r.cells[0].innerText)"
-        )
-        assert names == sorted(names, reverse=True)
-        finish(half)
-        server.thread.join(15)
+def test_the_reader_keeps_choices_when_the_page_is_loaded_again(half, chromium):
+    server = Watched(half, refresh=0.5)
+    chromium.look(height=500)
+    chromium.open(server.address)
+    chromium.run(
+        "const box = document.querySelector('details.card'); box.open = true;"
+        "const heads = box.querySelectorAll('th[data-place] button'); heads[0].click(); heads[0].click();"
+        "heads[0].focus({preventScroll: true}); window.same = true;"
+        "Plotly.restyle(document.querySelector('#e0-learning-all .chart'), {visible: 'legendonly'}, [0]);"
+        "scrollTo(0, 300)"
+    )
+    before = chromium.run(CHOICES)
+    assert any(before["open"]) and before["sorted"] == ["descending"] and before["focus"] and before["scroll"] == 300
+    assert "legendonly" in before["hidden"]
+    config = (half / "config.toml").read_text()
+    (half / "config.toml").write_text(f"zebra = 7\n{config}")  # the sorted table itself changes
+    chromium.until(f"!window.same && {DRAWN} && scrollY === 300")
+    assert chromium.run(CHOICES) == before
+    names = chromium.run(
+        "return [...document.querySelector('details.card').querySelectorAll('tbody tr')].map(r => r.cells[0].innerText)"
+    )
+    assert names == sorted(names, reverse=True) and "zebra" in names
+    finish(half)
+    server.join()
 
 
-@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
-def test_new_figures_come_and_the_reader_keeps_the_rest(tmp_path):
+def test_new_figures_appear(tmp_path, chromium):
     folder = make_run(tmp_path / "begun", sessions=2, done=0)
     (folder / "predictions.npz").rename(tmp_path / "later.npz")
     beat(folder)
-    with browser() as tab:
-        server = Watched(folder)
-        tab.look()
-        tab.open(server.address)
-        figures = "return document.querySelectorAll('figure .main-svg').length"
-        before = tab.run(figures)
-        tab.run("document.querySelector('details').open = true")
-        (tmp_path / "later.npz").rename(folder / "predictions.npz")
-        tab.settle()
-        tab.settle()
-        assert tab.run(figures) > before
-        assert tab.run("return document.querySelector('details').open")
-        finish(folder)
-        server.thread.join(15)
+    server = Watched(folder, refresh=0.5)
+    chromium.look()
+    chromium.open(server.address)
+    figures = "document.querySelectorAll('figure .main-svg').length"
+    before = chromium.run(f"return {figures}")
+    (tmp_path / "later.npz").rename(folder / "predictions.npz")
+    chromium.until(f"{figures} > {before}")
+    finish(folder)
+    server.join()

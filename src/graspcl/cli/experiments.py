@@ -108,12 +108,12 @@ def demo(
 
 def _leave_page(console: Console, folder: Path) -> None:
     """Write a report page beside the runs, if plotly is installed, and print where everything is."""
-    from graspcl.experiment.shown import open_shown
-    from graspcl.report.html import gather, write_page
+    from graspcl.experiment.run_samples import open_samples
+    from graspcl.report import gather, write_page
 
     page = folder / "report.html"
     try:
-        write_page(gather([folder], samples=open_shown), page)
+        write_page(gather([folder]), page, open_samples)
     except (MissingExtra, OSError) as error:
         said = f"No report was written: {error}"
     else:

@@ -20,16 +20,18 @@ def overview(
     output: Annotated[Path, Parameter(name=("--output", "-o"))] = Path("overview.html"),
     plugin: Plugins = [],  # noqa: B006  (never changed; cyclopts shows it as the default)
 ) -> None:
-    """Show what GRASP draws of one class over a session, beside what uniform rehearsal draws, as an HTML page.
+    """Show on an HTML page what GRASP draws from one class over a session.
+
+    Uniform rehearsal is shown next to it.
 
     Parameters
     ----------
     run
-        The folder of a finished run that kept its state; its data must still be there.
+        Folder of a finished run that kept its state; its data must be available.
     class_
-        The name of the class; by default the one with most stored samples.
+        Name of the class. Default: the class with most stored samples.
     output
-        The page.
+        Page to write.
     """
     from graspcl.cli.progress import Bars
     from graspcl.experiment.overview import choose_class, class_picture
@@ -39,11 +41,11 @@ def overview(
 
     load_plugins(plugin)
     if output.is_dir():
-        raise GraspError(f"{output} is a folder; give -o the name of the page, such as {output / 'overview.html'}")
-    if class_ is not None and (run / "classes.json").exists():  # a misspelt name is found out before data are opened
+        raise GraspError(f"--output must be a file, but {output} is a folder; try {output / 'overview.html'}")
+    if class_ is not None and (run / "classes.json").exists():  # check the name before opening the data
         known = _class_names(run / "classes.json", 0)
         if class_ not in known:
-            raise GraspError(f"--class {class_!r} is not among the classes; {nearest(class_, known)}")
+            raise GraspError(f"--class {class_!r} is not the name of a class; {nearest(class_, known)}")
     with Bars(Console()) as bars:
         learner = reopen(run, bars)
     names = _class_names(run / "classes.json", max(learner.classes, default=-1) + 1)
@@ -67,5 +69,5 @@ def _class_names(file: Path, number: int) -> list[str]:
     except (OSError, ValueError) as error:
         raise GraspError(f"{file} cannot be read: {error}") from error
     if not isinstance(names, list) or len(names) < number or not all(isinstance(name, str) for name in names):
-        raise GraspError(f"{file} should be a list of the names of {number} classes, and is not")
+        raise GraspError(f"{file} must be a list of at least {number} class names")
     return names

@@ -1,4 +1,4 @@
-"""The commands around reports: report, watch."""
+"""The commands report and watch."""
 
 from __future__ import annotations
 
@@ -20,65 +20,72 @@ def report(
     paper: str | None = None,
     samples: bool = True,
 ) -> None:
-    """Make a report of runs: one HTML page with tables and figures, or these as files.
+    """Report on runs: an HTML page, or its tables or figures as files.
 
     Parameters
     ----------
     runs
-        Run folders, or folders with runs below them; by default runs.
+        Run folders, or folders with runs below them. Default: runs.
     output
-        The page (by default report.html), or the folder for the files of another format (by default report).
+        Page to write (default: report.html), or folder for the files of another format (default: report).
     baseline
-        The policy that others are compared with, with its parameters if it has some; by default uniform_balanced.
+        Policy to compare with, including its parameters. Default: uniform_balanced.
     format
-        html is a page that needs nothing else, not even a network; png and svg are its figures, csv, md and tex its
-        tables.
+        html: a self-contained page; png, svg: its figures; csv, md, tex: its tables.
     paper
-        A table of the paper to stand beside: table-2 to table-11.
+        Show a table of the paper next to the runs: table-2 to table-11.
     samples
-        Show on the page some samples that GRASP picked first and last, where the data of the runs are at hand.
+        Show samples that GRASP rehearsed first and last, if the data of the runs are available.
     """
     from graspcl.errors import GraspError
-    from graspcl.experiment.shown import open_shown
-    from graspcl.report.export import export
-    from graspcl.report.html import gather, write_page
-    from graspcl.report.html.labels import counted
+    from graspcl.experiment.run_samples import open_samples
+    from graspcl.report import gather, write_page
+    from graspcl.report.measures import plural
 
     if format == "html" and output is not None and output.is_dir():
-        raise GraspError(f"{output} is a folder; give -o the name of the page, such as {output / 'report.html'}")
-    found = gather(runs or (Path("runs"),), baseline, paper, open_shown if samples else None)
-    if not any(run.state not in ("damaged", "empty") for run in found.runs):
+        raise GraspError(f"--output must be a file, but {output} is a folder; try {output / 'report.html'}")
+    found = gather(runs or (Path("runs"),), baseline, paper)
+    unused = sum(not run.usable for run in found.runs)
+    if unused == len(found.runs):
         raise GraspError(f"there is no run to report on in {', '.join(map(str, runs)) or 'runs'}; nothing was written")
     if format == "html":
         file = output or Path("report.html")
         try:
-            write_page(found, file)
+            write_page(found, file, open_samples if samples else None)
         except OSError as error:
             raise GraspError(f"the report cannot be written to {file}: {error.strerror}") from error
         written = str(file)
     else:
+        from graspcl.report.render.images import write_figures
+        from graspcl.report.render.text import write_tables
+
         folder = output or Path("report")
-        written = f"{len(export(found, folder, format))} files into {folder}"
-    unused = sum(run.state in ("damaged", "empty") for run in found.runs)
-    said = [f"wrote {written}: {counted(len(found.runs), 'run', 'runs')}"]
-    said += [f"{unused} of them damaged or empty"] if unused else []
-    said += [f"{found.troubled} with problems, which the list of runs tells"] if found.troubled else []
-    print(", ".join(said))
+        if format == "png" or format == "svg":
+            files = write_figures(found, folder, format)
+        else:
+            files = write_tables(found, folder, format)
+        written = f"{len(files)} files to {folder}"
+    notes = [f"wrote {written}: {plural(len(found.runs), 'run')}"]
+    notes += [f"{unused} of them damaged or empty"] if unused else []
+    notes += [f"{found.with_problems} with problems (see the list of runs)"] if found.with_problems else []
+    print(", ".join(notes))
 
 
 def watch(run: Path = Path("runs"), /, *, port: Port = 0, refresh: Refresh = 3.0) -> None:
-    """Show a run while it goes on, on a page of this machine that follows it; ends when the run does.
+    """Follow a running run on a local web page.
+
+    The page updates itself. The command ends with the run.
 
     Parameters
     ----------
     run
-        Its folder, or one above it: then the run below it that was last at work.
+        Run folder, or a folder above it: then the unfinished run that changed last.
     port
-        Of the page; 0 for any free one.
+        Port of the page; 0 for any free one.
     refresh
         Seconds between two looks at the run.
     """
-    from graspcl.report.html.watch import watch as serve
+    from graspcl.report.watch import watch as serve
 
     end = serve(run, lambda address: print(f"watching at {address} (Ctrl-C to stop)", flush=True), port, refresh)
-    print("the run is finished" if end == "finished" else "the run is stopped; the same command goes on")
+    print("the run is finished" if end == "finished" else "the run has stopped; run the same command again to resume")

@@ -1,13 +1,10 @@
-"""The overview of GRASP as one HTML page: what it draws of a class beside what uniform rehearsal draws, step by step.
+"""The overview of GRASP as a page: what it draws from a class next to uniform rehearsal, step by step.
 
-The page is the report's, with its styles, its script and its rules for the browser; a slider and a button choose the
-step.
+The page has the styles and the script of the report; a slider and a button choose the step.
 """
 
 from __future__ import annotations
 
-import html
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,106 +12,88 @@ from typing import Any
 import numpy as np
 
 from graspcl.checks import Array
-from graspcl.errors import require
-from graspcl.report.html.drawing import Figure, Trace, View, cut, rounded
-from graspcl.report.html.page import _asset, _policy, as_bytes, embedded
-from graspcl.report.html.parts import card, safe
+from graspcl.report.figures.style import COLOURS, Figure, Trace, View, axis, rounded
+from graspcl.report.measures import shorten
+from graspcl.report.render.html import render_page
 from graspcl.state import write_whole
 
-STEPS = 20
-SHOWN = 1500  # points of a large class that are drawn; numbers are of all
-_COLOURS = ("#0072B2", "#D55E00")  # GRASP and uniform rehearsal, as in the report
+MOST_POINTS = 1500  # drawn of a large class; numbers count all
+_STEPS = 20
 _PAUSE = 500  # milliseconds
 
 
-def write_overview(path: Path, *parts: Any, **more: Any) -> None:
-    """The page of `render_overview` as a file, whole or not at all."""
-    write_whole(path, lambda file: file.write(as_bytes(render_overview(*parts, **more))))
+def write_overview(path: Path, *arguments: Any, **options: Any) -> None:
+    """Write the page of `render_overview`, completely or not at all."""
+    content = render_overview(*arguments, **options).encode("utf-8", "replace")
+    write_whole(path, lambda file: file.write(content))
 
 
 def render_overview(
     name: str, points: Array, prototype: Array, distances: Array, draws: Mapping[str, Array], share: float = 1.0
 ) -> str:
-    """The page of class `name`: its samples' `points` [n, 2] and `distances` [n] to the prototype, which lies at
-    `prototype` [2]; for each policy by name what it draws in a session, in order, as indices [draws].
+    """Return the page of one class.
 
-    `share` is how much of the samples' variance the plane holds.
+    Args:
+        name: Name of the class.
+        points: Its stored samples on a plane [n, 2].
+        prototype: The class mean on the plane [2].
+        distances: Distances of the samples to the prototype [n].
+        draws: By policy, the samples that a session draws, in order, as indices [draws].
+        share: Share of the variance of the samples that the plane holds.
     """
-    drawn: dict[str, Any] = {}
-    figures = [
-        _figure(number, policy, order, points, prototype, distances)
+    figures = {
+        f"e0-p{number}": _figure(number, policy, order, points, prototype, distances)
         for number, (policy, order) in enumerate(draws.items())
-    ]
-    cards = "".join(card(figure, "e0", drawn) for figure in figures)
-    labels = [view.label for view in figures[0].views]
-    body = (
-        f'<div class="head"><div><h1>{safe(cut(name, 120))}</h1><p>{_about(len(points), share)}</p></div></div>'
-        "<noscript><p>The pictures need JavaScript.</p></noscript>"
-        f'<article id="e0" aria-label="overview"><div class="bar">{_player(labels)}</div>'
-        f'<div class="grid">{cards}</div></article>'
+    }
+    about = (
+        f"{len(points):,} stored samples of one class as the network sees them, in the two directions in which they "
+        f"differ most ({100 * share:.0f} % of their variance). GRASP prefers samples near the class mean and rarely "
+        "draws a sample again, so distant ones follow. Uniform rehearsal draws all with the same probability."
     )
-    return _page(f"{name} – overview of GRASP – graspcl", body, drawn)
-
-
-def _page(title: str, body: str, figures: dict[str, Any]) -> str:
-    plotly = require("plotly.offline", "report").get_plotlyjs()
-    script = f"{_asset('page.js')}\n{_asset('overview.js')}"
-    filled = {
-        "policy": html.escape(_policy((plotly, script), live=False)), "title": html.escape(cut(title, 120)),
-        "style": f"{_asset('page.css')}\n{_asset('overview.css')}", "live": "", "body": body,
-        "data": embedded({"figures": figures}), "plotly": plotly, "script": script,
-    }  # fmt: skip
-    return re.sub(r"{{(\w+)}}", lambda mark: filled[mark[1]], _asset("page.html"))
-
-
-def _about(stored: int, share: float) -> str:
-    return (
-        f"{stored:,} stored samples of one class, as the network sees them, in the two directions in which they "
-        f"differ most ({100 * share:.0f} % of their variance). GRASP draws samples near the class mean with higher "
-        "odds, and a drawn one rarely again, so that distant ones follow; uniform rehearsal draws all with the same "
-        "odds throughout."
-    )
-
-
-def _player(labels: list[str]) -> str:
-    options = "".join(f"<option>{label}</option>" for label in labels)
-    return (
-        f'<div class="player" hidden><button type="button" id="play" data-pause="{_PAUSE}">Play</button>'
-        f'<input type="range" id="step" min="0" max="{len(labels) - 1}" value="0" step="1" aria-label="session so far">'
-        f'<output id="reach" for="step">{labels[0]}</output></div>'
-        f'<label>Session so far <select data-choice="condition">{options}</select></label>'
-    )
+    steps = [view.label for view in figures["e0-p0"].views]
+    return render_page(
+        "overview.html", f"{name} – overview of GRASP – graspcl", figures, heading=shorten(name, 120), about=about,
+        pause=_PAUSE, steps=steps, cards=figures,
+    )  # fmt: skip
 
 
 def _figure(number: int, policy: str, order: Array, points: Array, prototype: Array, distances: Array) -> Figure:
-    """The picture of one policy, with a view per step."""
-    steps = max(1, min(STEPS, len(order)))
+    """Return the figure of one policy, with a view per step."""
+    steps = max(1, min(_STEPS, len(order)))
     ends = np.linspace(0, len(order), steps + 1).round().astype(int)
-    shown = np.zeros(len(points), bool)
-    shown[np.linspace(0, len(points) - 1, min(SHOWN, len(points))).astype(int)] = True
-    always = [_all(points[shown], distances[shown]), _star(prototype)]
+    visible = np.zeros(len(points), bool)
+    visible[np.linspace(0, len(points) - 1, min(MOST_POINTS, len(points))).astype(int)] = True
+    colour = COLOURS[number % 2]
+    stored = {
+        **_dots(points[visible], "stored", "all", color="#808080", size=6, opacity=0.45),
+        "customdata": rounded(distances[visible], 3), "hovertemplate": "distance %{customdata:.3f}<extra></extra>",
+    }  # fmt: skip
+    border = {"color": "#ffffff", "width": 1}
+    star = _dots(prototype[None], "class mean", "name", color="#009E73", size=17, symbol="star", line=border)
     views = []
     for step, end in enumerate(ends):
-        before, now = order[: ends[max(0, step - 1)]], order[ends[max(0, step - 1)] : end]
-        fresh = np.unique(now[shown[now]])
-        old = np.setdiff1d(before[shown[before]], fresh)
-        marks = [_drawn(points[old], "drawn before", _COLOURS[number % 2], 0.45)]
-        marks.append(_drawn(points[fresh], "drawn in this step", _COLOURS[number % 2], 1.0))
-        note = _note(order[:end], len(order), distances)
-        views.append(View(f"{100 * step / steps:.0f} %", [always[0], *marks, always[1]], note=note))
-    return Figure(f"p{number}", safe(policy), "", views, _layout(np.vstack([points, prototype])))
+        start = ends[max(0, step - 1)]
+        before, now = order[:start], order[start:end]
+        fresh = np.unique(now[visible[now]])
+        earlier = np.setdiff1d(before[visible[before]], fresh)
+        data = [
+            stored,
+            _dots(points[earlier], "drawn before", color=colour, size=7, opacity=0.45),
+            _dots(points[fresh], "drawn in this step", color=colour, size=7, opacity=1.0),
+            star,
+        ]
+        views.append(View(f"{100 * step / steps:.0f} %", data, note=_note(order[:end], len(order), distances)))
+    return Figure(f"p{number}", policy, "", views, _layout(np.vstack([points, prototype])))
 
 
 def _note(drawn: Array, total: int, distances: Array) -> str:
-    """What was drawn so far, in numbers.
+    """Return what was drawn so far, in numbers.
 
     >>> _note(np.array([0, 0]), 4, np.array([0.1, 0.3]))
     '2 of 4 draws: 50 % of the samples seen, mean distance of the draws 0.100 (of all samples 0.200).'
     """
     if not len(drawn):
-        return (
-            f"0 of {total:,} draws: nothing is drawn yet. The mean distance of all samples is {distances.mean():.3f}."
-        )
+        return f"0 of {total:,} draws. The mean distance of all samples is {distances.mean():.3f}."
     seen = 100 * len(np.unique(drawn)) / len(distances)
     return (
         f"{len(drawn):,} of {total:,} draws: {seen:.0f} % of the samples seen, mean distance of the draws "
@@ -122,36 +101,19 @@ def _note(drawn: Array, total: int, distances: Array) -> str:
     )
 
 
-def _all(points: Array, distances: Array) -> Trace:
-    return {
-        **_dots(points, "stored"), "marker": {"color": "#808080", "size": 6, "opacity": 0.45},
-        "customdata": rounded(distances, 3), "hovertemplate": "distance %{customdata:.3f}<extra></extra>",
-    }  # fmt: skip
-
-
-def _drawn(points: Array, name: str, colour: str, opacity: float) -> Trace:
-    marker = {"color": colour, "size": 7, "opacity": opacity}
-    return {**_dots(points, name), "marker": marker, "hoverinfo": "skip"}
-
-
-def _star(prototype: Array) -> Trace:
-    marker = {"color": "#009E73", "size": 17, "symbol": "star", "line": {"color": "#ffffff", "width": 1}}
-    return {**_dots(prototype[None], "class mean"), "marker": marker, "hoverinfo": "name"}
-
-
-def _dots(points: Array, name: str) -> Trace:
+def _dots(points: Array, name: str, hoverinfo: str = "skip", **marker: Any) -> Trace:
     x, y = rounded(points[:, 0], 4), rounded(points[:, 1], 4)
-    return {"type": "scatter", "mode": "markers", "name": name, "x": x, "y": y}
+    trace = {"type": "scatter", "mode": "markers", "name": name, "x": x, "y": y}
+    return {**trace, "marker": marker, "hoverinfo": hoverinfo}
 
 
 def _layout(points: Array) -> dict[str, Any]:
-    """Axes that stay the same over all steps, with equal units."""
+    """Return axes with equal units that stay the same over all steps."""
     low, high = points.min(0), points.max(0)
-    room = 0.06 * max(float((high - low).max()), 1e-6)
-    axes = {
-        f"{axis}axis": {"range": rounded([low[place] - room, high[place] + room], 4), "showticklabels": False,
-                        "zeroline": False, "title": {"text": f"{which} component"}}
-        for place, (axis, which) in enumerate((("x", "first"), ("y", "second")))
-    }  # fmt: skip
-    axes["yaxis"] |= {"scaleanchor": "x"}
-    return {**axes, "meta": {"height": 340}}
+    margin = 0.06 * max(float((high - low).max()), 1e-6)
+    x, y = (
+        axis(f"{which} component", range=rounded([low[place] - margin, high[place] + margin], 4), showticklabels=False,
+             zeroline=False)
+        for place, which in enumerate(("first", "second"))
+    )  # fmt: skip
+    return {"xaxis": x, "yaxis": {**y, "scaleanchor": "x"}, "meta": {"height": 340}}

@@ -1,0 +1,413 @@
+"""The model of a report: runs → experiments → methods and conditions → groups of seeds → statistics.
+
+Everything that terminal, page and files show is computed here, once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path, PurePath
+
+import numpy as np
+
+from graspcl.errors import GraspError, nearest
+from graspcl.metric import mcnemar, paired_interval, saved_updates
+from graspcl.report.measures import Mean, distinct_labels
+from graspcl.report.read import Run, differing, dig, flatten, number, read_runs
+
+BASELINE = "uniform_balanced"
+# Settings that do not make another method: axes of a report, and what changes nothing that is learned.
+_NOT_OF_A_METHOD = {
+    "name", "seed", "rehearsal", "log", "execution.device", "budget.times", "budget.updates", "budget.passes",
+    "buffer.capacity",
+}  # fmt: skip
+_GROUPS_NOT_OF_A_METHOD = ("policy.", "learner.", "data.", "stream.", "checkpoint.", "measure.")
+
+
+@dataclass(frozen=True)
+class Method:
+    """What is compared: a learner with a policy, and other settings in which runs of an experiment differ."""
+
+    learner: str
+    policy: str
+    others: str = ""
+    label: str = ""  # distinguishes it from the other methods of its experiment
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What a method may spend: its budget and its buffer, by name."""
+
+    budget: str
+    buffer: str
+
+    @property
+    def updates(self) -> str:
+        """The budget in words.
+
+        >>> Condition("0.5x", "all").updates, Condition("5 updates", "all").updates
+        ('0.5x updates', '5 updates')
+        """
+        return f"{self.budget} updates" if self.budget.endswith("x") else self.budget
+
+
+@dataclass(frozen=True)
+class Group:
+    """The runs of one method under one condition: one per seed, all finished or none."""
+
+    method: Method
+    condition: Condition
+    runs: tuple[Run, ...]
+
+    @property
+    def label(self) -> str:
+        """The label of its method."""
+        return self.method.label
+
+    policy = label  # earlier name
+
+    @property
+    def finished(self) -> bool:
+        """Whether its runs are finished."""
+        return self.runs[0].finished
+
+    @property
+    def bounded(self) -> bool:
+        """Whether its buffer has a capacity."""
+        return dig(self.runs[0].config, "buffer", "capacity") is not None
+
+    @cached_property
+    def values(self) -> dict[str, list[float]]:
+        """Numbers of the summaries by key, one per seed that has it."""
+        found: dict[str, list[float]] = {}
+        for run in self.runs:
+            for key in run.summary:
+                if not np.isnan(value := run.value(key)):
+                    found.setdefault(key, []).append(value)
+        return found
+
+    def over_seeds(self, key: str) -> Mean:
+        """Return the mean of a number of the summaries, with its interval."""
+        return Mean.of(self.values.get(key, []))
+
+    def mean(self, key: str) -> float:
+        """Return the mean alone; NaN without values."""
+        return float(np.mean(self.values[key])) if key in self.values else float("nan")
+
+    @property
+    def class_accuracy(self) -> dict[str, float]:
+        """Final accuracy of each class, mean over seeds."""
+        found: dict[str, list[float]] = {}
+        for run in self.runs:
+            for name, value in run.class_accuracy.items():
+                found.setdefault(name, []).append(value)
+        return {name: float(np.mean(values)) for name, values in found.items()}
+
+
+@dataclass(frozen=True)
+class Difference(Mean):
+    """α of a group minus α of the baseline, over the seeds that both have."""
+
+    seeds: int = 0
+    p: float = float("nan")  # paired t-test over seeds
+    mcnemar_p: float = float("nan")  # McNemar's exact test on the final predictions, median over seeds
+    tested: int = 0  # seeds whose predictions could be tested
+
+
+@dataclass(frozen=True)
+class Saving:
+    """Share of the baseline's updates that a method saves when it reaches the baseline's best accuracy.
+
+    `share` is NaN if the method does not reach it. It is a lower bound (`at_least`) if the smallest budget suffices.
+    """
+
+    share: float
+    at_least: bool
+
+    def __str__(self) -> str:
+        if not round(100 * self.share):
+            return "as many updates"
+        bound = "at least " if self.at_least else ""
+        return f"{bound}{abs(100 * self.share):.0f} % {'fewer' if self.share > 0 else 'more'} updates"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Runs on the same data in the same kind of stream; `repeats` of them repeat others and are left out."""
+
+    title: str
+    runs: tuple[Run, ...]
+    groups: tuple[Group, ...]
+    repeats: int
+    baseline: str
+
+    @cached_property
+    def methods(self) -> list[Method]:
+        """GRASP first, then the baseline, then the others in the order of their runs."""
+        found = dict.fromkeys(group.method for group in self.groups)
+        first = {"grasp": 0, self.baseline: 1}
+        return sorted(found, key=lambda method: first.get(method.policy, 2))
+
+    @cached_property
+    def conditions(self) -> list[Condition]:
+        """Sorted by updates, then by bytes."""
+        found: dict[Condition, list[Group]] = {}
+        for group in self.groups:
+            found.setdefault(group.condition, []).append(group)
+
+        def size(condition: Condition) -> tuple[float, bool, float]:
+            groups = found[condition]
+            updates, memory = ([g.mean(key) for g in groups] for key in ("updates", "buffer_bytes"))
+            unbounded = not groups[0].bounded
+            return float(np.nan_to_num(np.mean(updates))), unbounded, float(np.nan_to_num(np.mean(memory)))
+
+        return sorted(found, key=size)
+
+    @cached_property
+    def ranked_conditions(self) -> list[Condition]:
+        """The most informative first: most methods, the 1x budget, most runs, the largest."""
+        places = {condition: place for place, condition in enumerate(self.conditions)}
+
+        def order(condition: Condition) -> tuple[int, bool, int, int]:
+            runs = [len(group.runs) for group in self.at(condition) if group.finished]
+            return -len(runs), not condition.budget.startswith("1x"), -sum(runs), -places[condition]
+
+        return sorted(places, key=order)
+
+    @cached_property
+    def _by_place(self) -> dict[tuple[Method, Condition], Group]:
+        return {(group.method, group.condition): group for group in self.groups}
+
+    def at(self, condition: Condition) -> list[Group]:
+        """Return the groups under a condition, in the order of methods."""
+        return [self._by_place[method, condition] for method in self.methods if (method, condition) in self._by_place]
+
+    @cached_property
+    def finished_groups(self) -> list[Group]:
+        """Finished groups in the order of conditions, then methods."""
+        return [group for condition in self.conditions for group in self.at(condition) if group.finished]
+
+    def differs(self, axis: str) -> bool:
+        """Return whether runs differ in their "budget" or "buffer"."""
+        return len({getattr(condition, axis) for condition in self.conditions}) > 1
+
+    def condition_label(self, condition: Condition) -> str:
+        """Return what distinguishes a condition from the others; "all" if there is only one."""
+        texts = {"budget": condition.updates, "buffer": f"buffer {condition.buffer}"}
+        return ", ".join(text for axis, text in texts.items() if self.differs(axis)) or "all"
+
+    def rival(self, method: Method) -> Method | None:
+        """Return the method that differs in the policy alone, which is the baseline; None for the baseline itself."""
+        wanted = (method.learner, self.baseline, method.others)
+        found = (m for m in self.methods if (m.learner, m.policy, m.others) == wanted)
+        return next((m for m in found if m != method), None)
+
+    def difference(self, group: Group) -> Difference | None:
+        """Compare a group with the baseline under the same condition; None without a common seed."""
+        return self._differences.get((group.method, group.condition))
+
+    @cached_property
+    def _differences(self) -> dict[tuple[Method, Condition], Difference]:
+        found = {(group.method, group.condition): self._compare(group) for group in self.groups}
+        return {place: difference for place, difference in found.items() if difference is not None}
+
+    def _compare(self, group: Group) -> Difference | None:
+        rival = self.rival(group.method)
+        other = None if rival is None else self._by_place.get((rival, group.condition))
+        if other is None or not (group.finished and other.finished):
+            return None
+        own, theirs = ({run.seed: run for run in one.runs} for one in (group, other))
+        pairs = [(own[seed], theirs[seed]) for seed in sorted(own.keys() & theirs.keys())]
+        if not pairs:
+            return None
+        found = paired_interval([a.value("alpha") for a, _ in pairs], [b.value("alpha") for _, b in pairs])
+        # Seeds share test samples, so samples pooled over seeds would not be independent: the test is by seed.
+        tests = [
+            mcnemar(a.correct, b.correct).p  # type: ignore[arg-type]  # known, as labels are
+            for a, b in pairs
+            if a.labels is not None and b.labels is not None and np.array_equal(a.labels, b.labels)
+        ]
+        median = float(np.median(tests)) if tests else float("nan")
+        return Difference(found.mean, found.high - found.mean, found.std, len(pairs), found.p, median, len(tests))
+
+    def curve(self, method: Method, buffer: str) -> dict[float, float]:
+        """Return the final accuracy by updates, with one buffer."""
+        found = [g for g in self.groups if g.method == method and g.condition.buffer == buffer and g.finished]
+        points = {group.mean("updates"): group.mean("alpha") for group in found}
+        return {u: a for u, a in sorted(points.items()) if not np.isnan([u, a]).any()}
+
+    def savings(self, buffer: str) -> dict[Method, Saving]:
+        """Return what methods save over the baseline with one buffer; both need at least two budgets."""
+        found = {}
+        for method in self.methods:
+            own, rival = self.curve(method, buffer), self.rival(method)
+            theirs = {} if rival is None else self.curve(rival, buffer)
+            if len(own) > 1 and len(theirs) > 1:
+                share = saved_updates([*own], [*own.values()], [*theirs], [*theirs.values()])
+                found[method] = Saving(share, own[min(own)] >= max(theirs.values()))
+        return found
+
+    def saving_text(self, method: Method, saving: Saving) -> str:
+        """Return a saving as a sentence."""
+        if np.isnan(saving.share):
+            return f"{method.label} does not reach the best α of {self.baseline}"
+        return f"{method.label} reaches the best α of {self.baseline} with {saving}"
+
+
+@dataclass(frozen=True)
+class Report:
+    """Runs in any state, the policy to compare with, and the table of the paper to show next to them."""
+
+    runs: list[Run]
+    baseline: str = BASELINE
+    paper: str | None = None  # such as "table-2"
+
+    @cached_property
+    def experiments(self) -> list[Experiment]:
+        """Runs that can be compared; runs without settings are in none of them."""
+        found = _group_by([run for run in self.runs if run.config and run.usable], _data_and_stream)
+        parts = [part for runs in found.values() for part in _split_by_data(runs)]
+        return [make_experiment(runs, self.baseline, where) for where, runs in parts]
+
+    @property
+    def with_problems(self) -> int:
+        """How many usable runs have files that cannot be read, or failed."""
+        return sum(run.usable and bool(run.problems) for run in self.runs)
+
+
+def gather(paths: Iterable[Path], baseline: str | None = None, paper: str | None = None) -> Report:
+    """Read all runs in and below folders.
+
+    Args:
+        paths: Run folders, or folders with runs below them.
+        baseline: Policy to compare with; one that is given must be among the runs. Default: uniform_balanced.
+        paper: Table of the paper to show next to the runs, "table-2" to "table-11".
+    """
+    runs = read_runs(paths)
+    policies = {run.policy for run in runs if run.config}
+    if baseline is not None and policies and baseline not in policies:
+        raise GraspError(f"--baseline must be the policy of a run, got {baseline!r}; {nearest(baseline, policies)}")
+    return Report(runs, baseline or BASELINE, paper)
+
+
+# -- which runs belong together ----------------------------------------------------------------------------------------
+
+
+def _data_and_stream(run: Run) -> str:
+    """Return what a run learns from; the folder of the data may differ between machines."""
+    data = run.config.get("data")
+    if isinstance(data, dict):
+        data = {**data, "path": PurePath(str(data.get("path", ""))).name}
+    return json.dumps([data, run.config.get("stream"), run.config.get("rehearsal")], sort_keys=True, default=str)
+
+
+def _split_by_data(runs: list[Run]) -> list[tuple[str, list[Run]]]:
+    """Split runs whose data have the same name but differ: by path, then by fingerprint. Return labels and parts."""
+    if not _mixed(runs):
+        return [("", runs)]
+    parts: list[tuple[str, list[Run]]] = []
+    for path, own in _group_by(runs, lambda run: str(dig(run.config, "data", "path"))).items():
+        inner = _group_by(own, lambda run: str(run.environment.get("fingerprint"))) if _mixed(own) else {"": own}
+        parts += [(f"{path} {fingerprint}".strip(), some) for fingerprint, some in inner.items()]
+    return parts
+
+
+def _mixed(runs: Iterable[Run]) -> bool:
+    """Return whether one seed met different data. Other seeds or tokenizers may change a fingerprint rightly."""
+    known: dict[str, object] = {}
+    for run in runs:
+        if fingerprint := run.environment.get("fingerprint"):
+            key = json.dumps([run.seed, run.config.get("network")], sort_keys=True, default=str)
+            if known.setdefault(key, fingerprint) != fingerprint:
+                return True
+    return False
+
+
+def _group_by(runs: Iterable[Run], key: Callable[[Run], str]) -> dict[str, list[Run]]:
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        found.setdefault(key(run), []).append(run)
+    return found
+
+
+def make_experiment(runs: Sequence[Run], baseline: str = BASELINE, where: str = "") -> Experiment:
+    """Make one experiment of runs, which are taken to have learned from the same data."""
+    budget = _budget_names(runs)
+    places: dict[tuple[Method, Condition], dict[int, Run]] = {}
+    repeats = 0
+    for run, method in zip(runs, _methods(runs), strict=True):
+        seeds = places.setdefault((method, Condition(budget(run), run.buffer)), {})
+        repeats += run.seed in seeds and seeds[run.seed].finished == run.finished
+        if run.seed not in seeds or (run.finished and not seeds[run.seed].finished):
+            seeds[run.seed] = run
+    groups = []
+    for (method, condition), by_seed in places.items():
+        finished = tuple(run for run in by_seed.values() if run.finished)
+        groups.append(Group(method, condition, finished or tuple(by_seed.values())))
+    names = list(dict.fromkeys(str(run.config.get("name", run.path.name)) for run in runs))
+    title = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return Experiment(title + (f" ({where})" if where else ""), tuple(runs), tuple(groups), repeats, baseline)
+
+
+def _methods(runs: Sequence[Run]) -> list[Method]:
+    """Return the method of each run. Labels stay distinct when figures shorten them."""
+    settings = [flatten(run.config) for run in runs]
+    others = [
+        name for name in differing(settings)
+        if name not in _NOT_OF_A_METHOD and not name.startswith(_GROUPS_NOT_OF_A_METHOD)
+    ]  # fmt: skip
+    several = len({run.learner for run in runs}) > 1
+    found: list[tuple[Method, list[str]]] = []
+    for run, own in zip(runs, settings, strict=True):
+        values = [own.get(name, "none") for name in others]
+        named = [f"{name}={value}" for name, value in zip(others, values, strict=True)]
+        found.append((Method(run.learner, run.policy, ", ".join(named)), values))
+    labels: dict[Method, str] = {}
+    for names in (others, _without_groups(others)):
+        for method, values in found:
+            settings_text = ", ".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
+            policy = f"{method.learner} + {method.policy}" if several else method.policy
+            labels[method] = " · ".join(filter(None, (policy, settings_text)))
+        distinct = distinct_labels(list(labels.values()))
+        if distinct == list(labels.values()):
+            break
+    labels = dict(zip(labels, distinct, strict=True))
+    return [replace(method, label=labels[method]) for method, _ in found]
+
+
+def _without_groups(names: Sequence[str]) -> list[str]:
+    """Return names of settings without their groups, where these are not needed.
+
+    >>> _without_groups(["optimiser.name", "optimiser.lr", "base.lr"])
+    ['optimiser', 'optimiser.lr', 'base.lr']
+    """
+    whole = [name.removesuffix(".name") for name in names]
+    last = [name.rpartition(".")[2] for name in whole]
+    return [own if last.count(own) == 1 else name for name, own in zip(whole, last, strict=True)]
+
+
+def _budget_names(runs: Sequence[Run]) -> Callable[[Run], str]:
+    """Return how to name budgets: "0.5x" if only the factor differs, "5 updates" if these were set."""
+
+    def times(run: Run) -> float:
+        found = number(dig(run.config, "budget", "times"))
+        return 1.0 if np.isnan(found) else found
+
+    def base(run: Run) -> str:
+        updates, passes = (dig(run.config, "budget", name) for name in ("updates", "passes"))
+        if updates is None:
+            return f"{1.0 if passes is None else passes} passes"
+        return f"{updates:,} updates" if isinstance(updates, int) else f"{updates} updates"
+
+    same_base = len({base(run) for run in runs}) < 2
+    no_factor = all(times(run) == 1.0 for run in runs)
+
+    def name(run: Run) -> str:
+        if base(run).endswith(" updates") and times(run) == 1.0 and (no_factor or not same_base):
+            return base(run)
+        return f"{times(run):g}x{'' if same_base else f' of {base(run)}'}"
+
+    return name

@@ -1,0 +1,398 @@
+"""Read run folders, whatever state they are in. A file that cannot be read is a problem of its run, never an error."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import math
+import tomllib
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from graspcl.checks import Array
+from graspcl.errors import GraspError
+from graspcl.metric import accuracies
+
+State = Literal["finished", "unfinished", "damaged", "empty"]
+
+# What damaged files raise: JSON, TOML and UTF-8 ValueError, archives and arrays the others.
+_UNREADABLE = (
+    OSError, ValueError, KeyError, TypeError, IndexError, EOFError, RecursionError, OverflowError, GraspError,
+    zipfile.BadZipFile, zlib.error, NotImplementedError, MemoryError,
+)  # fmt: skip
+_RUN_FILES = ("config.toml", "summary.json", "metrics.jsonl")  # a folder with any of these is a run folder
+_MOST_REPEATS = 8  # samples rehearsed this often or more are counted together
+
+
+@dataclass(frozen=True)
+class RehearsedSession:
+    """What one session rehearsed, in percent of the stored samples."""
+
+    session: int
+    repeats: Array  # repeats[k] were rehearsed k times; the last entry counts all higher k too
+    class_coverage: dict[str, float]  # share of each class that was rehearsed
+    coverage: Array  # share that was rehearsed by the end of each update
+    distance: Array  # of each update's samples to their prototypes, over the mean of their class; NaN if unknown
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder. Fields whose file is missing or cannot be read are empty; `problems` says why."""
+
+    path: Path
+    state: State  # "damaged": without settings or a valid summary; "empty": a folder without a run
+    config: dict[str, Any] = field(default_factory=dict)
+    sessions: list[dict[str, Any]] = field(default_factory=list)  # lines of metrics.jsonl
+    summary: dict[str, Any] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+    environment: dict[str, Any] = field(default_factory=dict)
+    curves: dict[str, list[float]] = field(default_factory=dict)  # on "all", "old" and "new" classes; [0]: at the start
+    matrix: Array | None = None  # accuracy after session t (row) on the classes of session s (column)
+    labels: Array | None = None  # of the test samples [n]
+    correct: Array | None = None  # whether their last predictions are right [n]
+    class_accuracy: dict[str, float] = field(default_factory=dict)  # after the last session
+    rehearsed: RehearsedSession | None = None  # the last session
+    drift: tuple[Array, ...] = ()  # after each update, by session
+    stream_sessions: int | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has a final accuracy."""
+        return self.state == "finished"
+
+    @property
+    def usable(self) -> bool:
+        """Whether there is anything to report."""
+        return self.state in ("finished", "unfinished")
+
+    @property
+    def policy(self) -> str:
+        """The policy with its parameters."""
+        return _part_label(self.config.get("policy"))
+
+    @property
+    def learner(self) -> str:
+        """The learner with its parameters."""
+        return _part_label(self.config.get("learner"))
+
+    @property
+    def buffer(self) -> str:
+        """The capacity of the buffer."""
+        capacity = dig(self.config, "buffer", "capacity")
+        if capacity is None:
+            return "unbounded"
+        return f"{capacity:,} samples" if isinstance(capacity, int) else str(capacity)
+
+    @property
+    def seed(self) -> int:
+        """Its seed, -1 if unknown."""
+        seed = number(self.config.get("seed"))
+        return -1 if math.isnan(seed) else int(seed)
+
+    @property
+    def planned_sessions(self) -> int | None:
+        """How many sessions it has when finished, None if unknown."""
+        if self.stream_sessions is not None:
+            return self.stream_sessions
+        sessions = number(dig(self.config, "stream", "sessions"))
+        return None if math.isnan(sessions) else int(sessions)
+
+    @property
+    def progress(self) -> str:
+        """Finished and planned sessions, such as "2 of 5"."""
+        return f"{len(self.sessions)} of {'?' if self.planned_sessions is None else self.planned_sessions}"
+
+    def value(self, key: str) -> float:
+        """Return a number of the summary, NaN if there is none."""
+        return number(self.summary.get(key))
+
+
+def number(value: Any) -> float:
+    """Return a finite number as float, and NaN for anything else.
+
+    >>> number(3), number("3"), number(float("inf"))
+    (3.0, nan, nan)
+    """
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return math.nan
+    try:
+        return float(value) if math.isfinite(value) else math.nan
+    except OverflowError:
+        return math.nan
+
+
+def dig(values: Any, *keys: str) -> Any:
+    """Return a value of nested dictionaries, None if there is none.
+
+    >>> dig({"a": {"b": 3}}, "a", "b"), dig({"a": 1}, "a", "b")
+    (3, None)
+    """
+    for key in keys:
+        values = values.get(key) if isinstance(values, Mapping) else None
+    return values
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Return nested settings by dotted names, as text.
+
+    >>> flatten({"seed": 3, "policy": {"name": "grasp", "eps": 1e-7}, "compile": True})
+    {'seed': '3', 'policy.name': 'grasp', 'policy.eps': '1e-07', 'compile': 'true'}
+    """
+    found: dict[str, str] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            found |= flatten(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = str(value).lower() if isinstance(value, bool) else str(value)
+    return found
+
+
+def differing(settings: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return the names whose values differ."""
+    names = dict.fromkeys(name for values in settings for name in values)
+    return [name for name in names if len({values.get(name) for values in settings}) > 1]
+
+
+# -- finding runs ------------------------------------------------------------------------------------------------------
+
+
+def read_runs(paths: Iterable[Path]) -> list[Run]:
+    """Read all runs in and below folders, each once. A folder without any run counts as an empty one."""
+    found: dict[Path, Run] = {}
+    for path in paths:
+        if not path.is_dir():
+            raise GraspError(f"there is no folder {path}; give run folders, or folders with runs below them")
+        folders = _run_folders(path)
+        for folder in folders:
+            if folder.resolve() not in found:
+                found[folder.resolve()] = read_run(folder)
+        if not folders:
+            found.setdefault(path.resolve(), Run(path, "empty", problems=("the folder holds no run",)))
+    return list(found.values())
+
+
+def find_runs(
+    folder: Path, name: str = "*", policy: str = "*", learner: str = "*", state: State | None = None
+) -> list[Run]:
+    """Return the runs in and below a folder that match all patterns, such as "imagenet-*", without their arrays.
+
+    Policies and learners match with or without their parameters.
+    """
+
+    def matches(label: str, pattern: str) -> bool:
+        return any(fnmatch.fnmatchcase(text, pattern) for text in (label, label.partition("(")[0]))
+
+    return [
+        run
+        for run in (read_run(path, arrays=False) for path in _run_folders(folder))
+        if fnmatch.fnmatchcase(str(run.config.get("name", "")), name)
+        and matches(run.policy, policy)
+        and matches(run.learner, learner)
+        and (state is None or run.state == state)
+    ]
+
+
+def _run_folders(path: Path) -> list[Path]:
+    return sorted({file.parent for name in _RUN_FILES for file in path.rglob(name)})
+
+
+def _part_label(part: Any) -> str:
+    """Return the name and the parameters of a policy or learner."""
+    if not isinstance(part, dict):
+        return str(part)
+    parameters = ", ".join(f"{key}={value}" for key, value in part.items() if key != "name")
+    return f"{part.get('name')}({parameters})" if parameters else str(part.get("name"))
+
+
+# -- reading a run -----------------------------------------------------------------------------------------------------
+
+
+def read_run(path: Path, arrays: bool = True) -> Run:
+    """Read a run folder; never fails. Without `arrays`, predictions, plans, drift and environment are left out."""
+    problems: list[str] = []
+    config = _parse(path, "config.toml", tomllib.loads, problems)
+    if config is None and not problems:
+        problems.append("config.toml is missing")
+    summary = _parse(path, "summary.json", json.loads, problems)
+    sessions = _parse(path, "metrics.jsonl", _json_lines, problems)
+    if summary is not None and not problems and math.isnan(number(dig(summary, "alpha"))):
+        problems.append("summary.json has no final accuracy")
+    state: State = "damaged" if problems else "unfinished" if summary is None else "finished"
+    if state != "finished":
+        summary = {}
+    fields: dict[str, Any] = {"curves": _session_curve(sessions or []), "matrix": _stored_matrix(summary)}
+    if arrays and state != "damaged":
+        for file, read in _READERS.items():
+            try:
+                if (path / file).exists():
+                    fields |= read(path)
+            except _UNREADABLE as error:
+                problems.append(f"{file} cannot be read ({_reason(error)})")
+    problems += _failure(path)
+    return Run(path, state, config or {}, sessions or [], summary, tuple(problems), **fields)
+
+
+def _parse(path: Path, name: str, parse: Callable[[str], Any], problems: list[str]) -> Any:
+    """Return the content of a file, None if it is missing or cannot be read."""
+    try:
+        return parse((path / name).read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except _UNREADABLE as error:
+        problems.append(f"{name} cannot be read ({_reason(error)})")
+        return None
+
+
+def _reason(error: BaseException) -> str:
+    return str(error)[:200] or type(error).__name__
+
+
+def _json_lines(text: str) -> list[dict[str, Any]]:
+    """Return the lines of a metrics.jsonl; the last one may be written by half."""
+    found = []
+    for line in text.splitlines():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            break
+    return [line for line in found if isinstance(line, dict)]
+
+
+def _failure(path: Path) -> list[str]:
+    """Return the last line of what stopped a run of a sweep."""
+    try:
+        lines = (path / "failure.txt").read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError:
+        return []
+    return [f"failed: {line.strip()[:200]}" for line in [line for line in lines if line.strip()][-1:]]
+
+
+def _session_curve(sessions: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """Return the accuracy on all classes as metrics.jsonl has it, for runs without predictions."""
+    return {"all": [math.nan, *(number(line.get("accuracy")) for line in sessions)]}
+
+
+def _stored_matrix(summary: dict[str, Any]) -> Array | None:
+    """Return the accuracy matrix as the summary has it."""
+    rows = summary.get("matrix")
+    if not isinstance(rows, list) or not rows or any(not isinstance(r, list) or len(r) != len(rows) for r in rows):
+        return None
+    return np.array([[number(value) for value in row] for row in rows])
+
+
+def _environment(path: Path) -> dict[str, Any]:
+    found = json.loads((path / "environment.json").read_text(encoding="utf-8"))
+    if not isinstance(found, dict):
+        raise ValueError("it is not an object")
+    return {"environment": found}
+
+
+def _by_class(path: Path, values: Array, labels: Array) -> dict[str, float]:
+    """Return the mean of `values` over each class, in percent, by the name of the class."""
+    try:
+        names = [str(name) for name in json.loads((path / "classes.json").read_text(encoding="utf-8"))]
+    except _UNREADABLE:
+        names = []
+    counts, sums = np.bincount(labels), np.bincount(labels, weights=values)
+    return {
+        names[k] if k < len(names) else f"class {k}": float(100 * sums[k] / counts[k])
+        for k in np.flatnonzero(counts).tolist()
+    }
+
+
+def _load(path: Path, *names: str) -> dict[str, Array]:
+    """Return arrays of a file, by default all."""
+    # The file is opened here because np.load leaves a damaged one open.
+    with open(path, "rb") as file, np.load(file, allow_pickle=False) as found:
+        return {name: found[name] for name in names or found.files}
+
+
+def _predictions(path: Path) -> dict[str, Any]:
+    """Return curves, matrix and final hits. Earlier versions did not store in which session a class arrived."""
+    arrays = _load(path / "predictions.npz")
+    labels, predictions = arrays["labels"], arrays["predictions"]
+    arrived = arrays["arrived"] if "arrived" in arrays else _first_predicted(predictions)
+    if predictions.ndim != 2 or not labels.shape == arrived.shape == predictions.shape[1:]:
+        raise ValueError(f"{predictions.shape} predictions of {labels.shape} samples")
+    found = accuracies(list(predictions), labels, arrived)
+    known, correct = arrived < len(predictions), predictions[-1] == labels
+    return {
+        "curves": {
+            "all": [found.at(0, slice(0, 1)), *found.all],
+            "old": [math.nan, *found.old],
+            "new": [math.nan, *found.new],
+        },
+        "matrix": found.matrix,
+        "labels": labels,
+        "correct": correct,
+        "class_accuracy": _by_class(path, correct[known], labels[known]),
+    }
+
+
+def _first_predicted(predictions: Array) -> Array:
+    """Return the first session with a prediction of each sample [n], from predictions [sessions, n].
+
+    >>> _first_predicted(np.array([[3, -1, -1], [3, 5, -1]])).tolist()
+    [0, 1, 2]
+    """
+    there = predictions != -1
+    return np.where(there.any(0), there.argmax(0), len(there))
+
+
+def _plans(path: Path) -> dict[str, Any]:
+    """Return what the last session rehearsed. Earlier versions did not measure distances."""
+    numbers = [file.stem.removeprefix("session-") for file in (path / "plans").glob("session-*.npz")]
+    if not (sessions := sorted(int(text) for text in numbers if text.isdecimal())):
+        return {}
+    arrays = _load(path / "plans" / f"session-{sessions[-1]}.npz")
+    labels, picks = arrays["labels"], arrays["picks"]
+    stored = len(labels)
+    if not picks.size or not stored:
+        return {}
+    repeats = np.bincount(picks.ravel(), minlength=stored)
+    if len(repeats) > stored:
+        raise ValueError(f"it rehearses slot {len(repeats) - 1} of {stored}")
+    histogram = np.bincount(np.minimum(repeats, _MOST_REPEATS), minlength=_MOST_REPEATS + 1)
+    first = np.unique(picks, return_index=True)[1] // picks.shape[1]
+    coverage = 100 * np.cumsum(np.bincount(first, minlength=len(picks))) / stored
+    distances = _relative(arrays.get("distances", np.full(stored, np.nan)), labels)[picks]
+    measured = ~np.isnan(distances)
+    with np.errstate(invalid="ignore"):
+        distance = np.where(measured, distances, 0).sum(1) / measured.sum(1)
+    by_class = _by_class(path, repeats > 0, labels)
+    return {"rehearsed": RehearsedSession(sessions[-1], 100 * histogram / stored, by_class, coverage, distance)}
+
+
+def _relative(distances: Array, labels: Array) -> Array:
+    """Divide distances [stored] by the mean of their class; NaN where it is unknown or zero.
+
+    >>> _relative(np.array([0.25, 0.75, np.nan, 0.0]), np.array([0, 0, 1, 2])).tolist()
+    [0.5, 1.5, nan, nan]
+    """
+    if distances.shape != labels.shape:
+        raise ValueError(f"{distances.shape} distances of {labels.shape} samples")
+    means = np.bincount(labels, weights=distances) / np.maximum(np.bincount(labels), 1)
+    with np.errstate(invalid="ignore"):
+        return np.where(means[labels] > 0, distances / means[labels], np.nan)
+
+
+def _drift(path: Path) -> dict[str, Any]:
+    found = _load(path / "drift.npz")
+    names = sorted(found, key=lambda name: int(name.removeprefix("session_")))
+    return {"drift": tuple(np.asarray(found[name], np.float64).ravel() for name in names)}
+
+
+# Which file gives which fields of a run.
+_READERS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "environment.json": _environment,
+    "stream.npz": lambda path: {"stream_sessions": len(_load(path / "stream.npz", "lengths")["lengths"])},
+    "predictions.npz": _predictions,
+    "plans": _plans,
+    "drift.npz": _drift,
+}

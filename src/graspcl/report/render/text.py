@@ -1,0 +1,221 @@
+"""Tables as text: for the terminal, and as CSV, Markdown and LaTeX files."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Mapping
+from itertools import groupby
+from pathlib import Path
+from typing import Literal
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from graspcl.errors import GraspError
+from graspcl.report import measures
+from graspcl.report.model import Report
+from graspcl.report.paper import paper_table
+from graspcl.report.tables import Cell, Column, Table, environment_tables, experiment_tables, run_list
+
+WIDE = 110  # columns of a terminal from which on intervals fit next to the means
+_ONE_PAGE = 40  # rows of a LaTeX table; longer tables break across pages
+
+
+# -- terminal ----------------------------------------------------------------------------------------------------------
+
+
+def terminal(table: Table, width: int = 120) -> RichTable:
+    """Return a table for `rich`. In a narrow terminal, intervals and parameters are on lines of their own."""
+    found = RichTable(
+        title=Text(table.title) if table.title else None, title_justify="left", box=SIMPLE_HEAD, padding=0,
+        caption=Text(table.caption) if table.caption else None, caption_justify="left",
+    )  # fmt: skip
+    for place, column in enumerate(table.columns):
+        heading, whole = Text(column.heading.replace(" ", "\n")), place > 0 or table.name != "runs"  # paths may wrap
+        found.add_column(heading, justify="right" if column.numeric else "left", no_wrap=whole, overflow="fold")
+    for row in table.rows:
+        cells = zip(table.columns, row, strict=True)
+        found.add_row(*(Text(_fit(column, cell, width), "bold" if cell.bold else "") for column, cell in cells))
+    return found
+
+
+def _fit(column: Column, cell: Cell, width: int) -> str:
+    if width >= WIDE:
+        return cell.text
+    if column.numeric:
+        return re.sub(r" (?=\()", "\n", cell.text.replace(" ± ", "\n±"))
+    return cell.text if "/" in cell.text else re.sub(r" (?=[+·] )|(?=\()", "\n", cell.text)
+
+
+def bar_chart(title: str, values: Mapping[str, float], width: int = 50) -> RichTable:
+    """Return horizontal bars, largest first. Bars start a little below the smallest value."""
+    low, high = min(values.values()), max(values.values())
+    floor = low - 0.1 * (high - low)
+    title = f"{title} (bars start at {floor:.1f})"
+    table = RichTable(title=Text(title), title_justify="left", box=None, padding=(0, 1, 0, 0), show_header=False)
+    for name, value in sorted(values.items(), key=lambda item: -item[1]):
+        share = (value - floor) / (high - floor) if high > floor else 1.0
+        table.add_row(Text(name), "█" * max(1, round(share * width)), f"{value:.2f}")
+    return table
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def write_tables(report: Report, folder: Path, form: Literal["csv", "md", "tex"]) -> list[Path]:
+    """Write all tables of a report and return the files. Several experiments have a folder each."""
+    render = {"csv": as_csv, "md": as_markdown, "tex": as_latex}[form]
+    found: list[tuple[Path, Table]] = []
+    for place, experiment in zip(experiment_folders(report, folder), report.experiments, strict=True):
+        found += [(place, table) for table in experiment_tables(experiment)]
+    found += [(folder, table) for table in (run_list(report.runs), *environment_tables(report.runs))]
+    if report.paper:
+        found.append((folder, paper_table(report.experiments, report.paper)))
+    written = []
+    for place, table in found:
+        written.append(place / f"{slug(table.name)}.{form}")
+        _write(written[-1], render(table).encode("utf-8", "replace"))  # names of files may hold invalid characters
+    return written
+
+
+def _write(path: Path, content: bytes) -> None:
+    from graspcl.state import write_whole  # imports torch, which the terminal does not need
+
+    try:
+        write_whole(path, lambda file: file.write(content))
+    except OSError as error:
+        raise GraspError(f"the table cannot be written to {path}: {error.strerror}") from error
+
+
+def experiment_folders(report: Report, folder: Path) -> list[Path]:
+    """Return the folder of each experiment."""
+    if len(report.experiments) < 2:
+        return [folder] * len(report.experiments)
+    return [folder / f"{place}-{slug(found.title)}" for place, found in enumerate(report.experiments, start=1)]
+
+
+def slug(text: str) -> str:
+    """Return a text as a file name for any system.
+
+    >>> slug("grasp, seed 0 (0.5x updates)")
+    'grasp-seed-0-0.5x-updates'
+    """
+    return re.sub(r"[^A-Za-z0-9.=_-]+", "-", text).strip("-.")[:80] or "unnamed"
+
+
+def as_csv(table: Table) -> str:
+    """Return plain numbers. Columns "± 95 %" and "std" hold half of the interval and the standard deviation."""
+    columns = []
+    for place, column in enumerate(table.columns):
+        name = f"{column.group}: {column.heading}" if column.group else column.heading
+        cells = [row[place] for row in table.rows]
+        columns.append([name, *(_csv_value(cell, column.numeric) for cell in cells)])
+        for suffix, values in (("± 95 %", [cell.half for cell in cells]), ("std", [cell.std for cell in cells])):
+            if not all(map(math.isnan, values)):
+                columns.append([f"{name} {suffix}", *map(_csv_number, values)])
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows(zip(*columns, strict=True))
+    return file.getvalue()
+
+
+def _csv_value(cell: Cell, numeric: bool) -> str:
+    return _csv_number(cell.value) if numeric and not isinstance(cell.value, str) else cell.text
+
+
+def _csv_number(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.10g}"
+
+
+def as_markdown(table: Table) -> str:
+    """Return a Markdown table with its title and caption."""
+    names = [f"{column.group} {column.heading}".strip() for column in table.columns]
+    lines = [f"## {_md(table.title)}", "", *([_md(table.caption), ""] if table.caption else [])]
+    lines.append(f"| {' | '.join(map(_md, names))} |")
+    lines.append(f"|{'|'.join('---:' if column.numeric else '---' for column in table.columns)}|")
+    for row in table.rows:
+        cells = (f"**{_md(cell.text)}**" if cell.bold else _md(cell.text) for cell in row)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _md(text: str) -> str:
+    """Escape text for Markdown, on one line."""
+    line = re.sub(r"\s+", " ", text)
+    return re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", line)
+
+
+# -- LaTeX -------------------------------------------------------------------------------------------------------------
+
+_ARROWS = {"higher": r" \uparrow", "lower": r" \downarrow", "": ""}
+_OTHER_HEADINGS = {"T": r"$T \downarrow$", "Δα": r"$\Delta\alpha$", "p": "$p$", "McNemar p": "McNemar $p$"}
+_TEX = {
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}",
+    ">": r"\textgreater{}", "–": "--", "…": r"\ldots{}", "·": r"$\cdot$", "−": "$-$", "±": r"$\pm$", "μ": r"$\mu$",
+    "α": r"$\alpha$", "β": r"$\beta$", "φ": r"$\phi$", "Δ": r"$\Delta$", **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+}  # fmt: skip
+
+
+def as_latex(table: Table) -> str:
+    r"""Return a table in the form of the paper's: groups of columns separated, the best in bold, intervals small.
+
+    >>> from graspcl.report.tables import Mean, mean_cell, text_cell
+    >>> columns = [Column("Method", numeric=False), Column("μ_N")]
+    >>> table = Table("t", "T", columns, [[text_cell("a_b"), mean_cell(Mean(68.13, 0.13), bold=True)]])
+    >>> print(as_latex(table).splitlines()[7].strip())
+    a\_b & $\mathbf{68.13}$ \tiny $\pm 0.13$ \\
+    """
+    groups = [column.group for column in table.columns]
+    edges = ["|" if place and groups[place] != groups[place - 1] else "" for place in range(len(groups))]
+    form = "".join(f"{edge}{'c' if column.numeric else 'l'}" for edge, column in zip(edges, table.columns, strict=True))
+    headings = " & ".join(_tex_heading(column.heading) for column in table.columns)
+    head = [r"    \hline", *_tex_groups(groups), rf"    {headings} \\", r"    \hline"]
+    caption = rf"\caption{{\textbf{{{_tex(table.title)}.}} {_tex(table.caption)}}}"
+    rows = []
+    for row in table.rows:
+        cells = (_tex_cell(cell, column.numeric) for cell, column in zip(row, table.columns, strict=True))
+        rows.append(rf"    {' & '.join(cells)} \\")
+    if len(rows) > _ONE_PAGE:
+        begin = [r"% \usepackage{longtable}", rf"\begin{{longtable}}{{{form}}}", rf"  {caption} \\"]
+        return "\n".join([*begin, *head, r"    \endhead", *rows, r"    \hline", r"\end{longtable}", ""])
+    begin = [r"\begin{table}[t]", rf"  {caption}", r"  \centering", rf"  \begin{{tabular}}{{{form}}}", *head]
+    return "\n".join([*begin, *rows, r"    \hline", r"  \end{tabular}", r"\end{table}", ""])
+
+
+def _tex_heading(heading: str) -> str:
+    symbols = {m.symbol: f"${m.tex}{_ARROWS[m.better]}$" for m in measures.MEASURES if m.tex}
+    return {**symbols, **_OTHER_HEADINGS}.get(heading, _tex(heading))
+
+
+def _tex_groups(groups: list[str]) -> list[str]:
+    """Return the row of headings above several columns."""
+    if not any(groups):
+        return []
+    spans = [(group, len(list(columns))) for group, columns in groupby(groups)]
+    cells = []
+    for place, (group, size) in enumerate(spans):
+        edge = "|" if place + 1 < len(spans) else ""
+        cells.append(rf"\multicolumn{{{size}}}{{c{edge}}}{{\textbf{{{_tex(group)}}}}}" if group else "")
+    return [rf"    {' & '.join(cells)} \\"]
+
+
+def _tex_cell(cell: Cell, numeric: bool) -> str:
+    found = re.fullmatch(r"(?P<mean>[-+\d.,]+)( ± (?P<half>[\d.,]+))?(?P<note> \(.*\))?", cell.text)
+    if not numeric or isinstance(cell.value, str) or found is None:
+        return _tex(cell.text)
+    mean = found["mean"].replace(",", "{,}")
+    half = rf" \tiny $\pm {found['half']}$" if found["half"] else ""
+    return (rf"$\mathbf{{{mean}}}$" if cell.bold else f"${mean}$") + half + _tex(found["note"] or "")
+
+
+def _tex(text: str) -> str:
+    """Escape text for LaTeX, on one line."""
+    parts = re.split(r"(μ_[NOA]|α_[HT])", re.sub(r"\s+", " ", text))
+    signs = {"μ": r"\mu", "α": r"\alpha"}
+    return "".join(
+        f"${signs[part[0]]}_{{{part[2]}}}$" if place % 2 else "".join(_TEX.get(sign, sign) for sign in part)
+        for place, part in enumerate(parts)
+    )
