@@ -15,3 +15,9 @@ def one_torch_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def fewer_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fifth of the contract's sessions, for parameters other than the defaults, which are tested at full length."""
+    monkeypatch.setattr("graspcl.testing.policies._SESSIONS", 20)

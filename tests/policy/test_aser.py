@@ -147,6 +147,7 @@ def test_fewer_old_samples_than_wanted_are_repeated() -> None:
 
 
 @pytest.mark.parametrize("policy", [Aser(score="asv"), Aser(k=1, n_smp_cls=1, score="neg_sv")], ids=repr)
+@pytest.mark.usefixtures("fewer_sessions")
 def test_it_keeps_the_contract_with_other_parameters(policy: Aser) -> None:
     check_policy(policy)
 

@@ -157,6 +157,7 @@ def test_top_takes_the_largest_of_the_candidates() -> None:
 
 
 @pytest.mark.parametrize("policy", [Clib(mode="top"), Clib(decay=0.0, candidates_per_pick=1)], ids=repr)
+@pytest.mark.usefixtures("fewer_sessions")
 def test_it_keeps_the_contract_with_other_parameters(policy: Clib) -> None:
     check_policy(policy)
 

@@ -220,7 +220,6 @@ def test_settings_are_checked_when_the_policy_is_made(name: str, setting: dict[s
     ],
     ids=repr,
 )
-def test_other_settings_keep_the_contract(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The defaults are checked at full length with all registered policies; here a tenth of the sessions must do.
-    monkeypatch.setattr("graspcl.testing.policies._SESSIONS", 10)
+@pytest.mark.usefixtures("fewer_sessions")
+def test_other_settings_keep_the_contract(policy: Policy) -> None:
     check_policy(policy)

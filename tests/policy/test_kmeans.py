@@ -126,6 +126,7 @@ def test_identical_embeddings_are_drawn_uniformly() -> None:
 
 
 @pytest.mark.parametrize("policy", [KMeans(clusters=8, iterations=2, eps=0.1)], ids=repr)
+@pytest.mark.usefixtures("fewer_sessions")
 def test_it_keeps_the_contract_with_other_parameters(policy: KMeans) -> None:
     check_policy(policy)
 

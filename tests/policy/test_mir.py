@@ -96,6 +96,7 @@ def test_the_network_is_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("policy", [Mir(candidates=3)], ids=repr)
+@pytest.mark.usefixtures("fewer_sessions")
 def test_it_keeps_the_contract_with_other_parameters(policy: Mir) -> None:
     check_policy(policy)
 

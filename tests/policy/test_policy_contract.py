@@ -24,6 +24,7 @@ def test_registered_policies_keep_the_contract(name: str) -> None:
 @pytest.mark.parametrize(
     "policy", [policies.create("uniform_balanced", replace=False), policies.create("mof", eps=1.0)]
 )
+@pytest.mark.usefixtures("fewer_sessions")
 def test_so_they_do_with_other_parameters(policy: Policy) -> None:
     check_policy(policy)
 

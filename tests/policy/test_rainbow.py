@@ -174,6 +174,7 @@ def test_equal_uncertainties_are_taken_in_turn() -> None:
 
 
 @pytest.mark.parametrize("policy", [Rainbow(views=3, noise=0.0)], ids=repr)
+@pytest.mark.usefixtures("fewer_sessions")
 def test_it_keeps_the_contract_with_other_parameters(policy: Rainbow) -> None:
     check_policy(policy)
 

@@ -316,6 +316,7 @@ MORE += [("min_logit_distance", {"signed": True})]
 @pytest.mark.parametrize(
     ("name", "parameters"), [*ALWAYS, *(pytest.param(*one, marks=pytest.mark.slow) for one in MORE)]
 )
+@pytest.mark.usefixtures("fewer_sessions")
 def test_they_keep_the_contract_with_other_parameters(name: str, parameters: dict[str, Any]) -> None:
     check_policy(policies.create(name, **parameters), random="mode" not in parameters or name == "min_rehearsal")
 
