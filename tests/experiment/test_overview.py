@@ -59,9 +59,9 @@ def test_classes_are_chosen_by_name(finished):
     learner = load_learner(folder).learner
     names = json.loads((folder / "classes.json").read_text(encoding="utf-8"))
     assert choose_class(learner, names, "class 7") == 7
-    with pytest.raises(GraspError, match="--class 'clas 7' is not among the classes; did you mean 'class 7'"):
+    with pytest.raises(GraspError, match="--class 'clas 7' is not the name of a class; did you mean 'class 7'"):
         choose_class(learner, names, "clas 7")
-    with pytest.raises(GraspError, match="'more' is known, but the buffer holds no sample"):
+    with pytest.raises(GraspError, match="'more' has no stored sample"):
         choose_class(learner, [*names, "more"], "more")
     with pytest.raises(GraspError, match="no sample of class 99"):
         class_picture(learner, 99, np.random.default_rng(0))
@@ -88,5 +88,5 @@ def test_the_command_writes_the_page(finished, tmp_path, capsys):
     overview(folder, class_="class 7", output=tmp_path / "page.html")
     assert "page.html: class 7, 40 stored samples" in capsys.readouterr().out
     assert "<h1>class 7</h1>" in (tmp_path / "page.html").read_text(encoding="utf-8")
-    with pytest.raises(GraspError, match="is a folder; give -o the name of the page"):
+    with pytest.raises(GraspError, match="is a folder; try "):
         overview(folder, output=tmp_path)

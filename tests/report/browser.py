@@ -77,7 +77,7 @@ class Page:
         """Wait until all figures are drawn for the current screen."""
         self.until(DRAWN)
 
-    def until(self, condition, seconds=20):
+    def until(self, condition, seconds=60):
         """Wait until a condition in JavaScript holds, also over a reload of the page."""
         from selenium.common.exceptions import JavascriptException
         from selenium.webdriver.support.ui import WebDriverWait

@@ -197,6 +197,7 @@ def test_a_browser_that_goes_leaves_no_traceback(half, capsys):
     for _ in range(3):
         assert server.ask()[0] == 200
     finish(half)
+    server.ask()  # the last page, which asks for nothing more
     server.join()
     assert capsys.readouterr().err == ""
 
@@ -254,7 +255,7 @@ PROGRESS = "document.querySelector('[data-part=progress]').innerText"
 
 
 def test_the_page_follows_the_run_to_its_end(half, chromium):
-    server = Watched(half, refresh=0.5)
+    server = Watched(half, refresh=1.0)
     chromium.look()
     chromium.open(server.address)
     assert "2 of 4" in chromium.run(f"return {PROGRESS}")
@@ -284,7 +285,7 @@ return {
 
 
 def test_the_reader_keeps_choices_when_the_page_is_loaded_again(half, chromium):
-    server = Watched(half, refresh=0.5)
+    server = Watched(half, refresh=1.0)
     chromium.look(height=500)
     chromium.open(server.address)
     chromium.run(
@@ -305,20 +306,18 @@ def test_the_reader_keeps_choices_when_the_page_is_loaded_again(half, chromium):
         "return [...document.querySelector('details.card').querySelectorAll('tbody tr')].map(r => r.cells[0].innerText)"
     )
     assert names == sorted(names, reverse=True) and "zebra" in names
-    finish(half)
-    server.join()
+    finish(half)  # ends the server
 
 
 def test_new_figures_appear(tmp_path, chromium):
     folder = make_run(tmp_path / "begun", sessions=2, done=0)
     (folder / "predictions.npz").rename(tmp_path / "later.npz")
     beat(folder)
-    server = Watched(folder, refresh=0.5)
+    server = Watched(folder, refresh=1.0)
     chromium.look()
     chromium.open(server.address)
     figures = "document.querySelectorAll('figure .main-svg').length"
     before = chromium.run(f"return {figures}")
     (tmp_path / "later.npz").rename(folder / "predictions.npz")
     chromium.until(f"{figures} > {before}")
-    finish(folder)
-    server.join()
+    finish(folder)  # ends the server

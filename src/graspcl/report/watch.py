@@ -24,6 +24,7 @@ from graspcl.report.render.html import render_part, render_report
 
 _RESULTS = ("metrics.jsonl", "predictions.npz", "summary.json", "config.toml")
 _HEARTBEAT = "progress.json"  # exists while a process works on the run
+_LOADING = 10.0  # seconds that a browser may take to draw a page, before it asks for news
 _SILENCE = 60.0  # seconds without news after which a run on another machine counts as stopped
 _LOOKS = 3  # in a row without a process: a single one may fall between two files of a run
 
@@ -33,7 +34,7 @@ End = Literal["finished", "stopped"]
 def watch(run: Path, announce: Callable[[str], None], port: int = 0, refresh: float = 3.0) -> End:
     """Serve the page of a run on 127.0.0.1 and return when the run is finished or stopped.
 
-    Pages that are open get the final state: the server stays until nobody has asked for two refreshes.
+    Open pages still get the final state: the server stays for two refreshes after the last request.
 
     Args:
         run: Its folder, or a folder above it: then the unfinished run below it that changed last.
@@ -54,7 +55,7 @@ def watch(run: Path, announce: Callable[[str], None], port: int = 0, refresh: fl
         announce(f"http://127.0.0.1:{server.server_port}/")
         while (end := watched.look()) is None:
             time.sleep(min(1.0, refresh))
-        while time.monotonic() - watched.asked < 2 * refresh:
+        while time.monotonic() < watched.needed_until:
             time.sleep(min(0.1, refresh))
         return end
     finally:
@@ -68,7 +69,7 @@ class WatchedRun:
 
     def __init__(self, path: Path, refresh: float = 3.0) -> None:
         self.path, self.refresh = path, refresh
-        self.asked = -math.inf  # when a page or its news were last requested
+        self.needed_until = -math.inf  # when open pages would have asked again
         self.lock = threading.Lock()
         self._idle = 0  # looks in a row that found no process
         self._version = ""
@@ -102,8 +103,8 @@ class WatchedRun:
     def page(self) -> bytes:
         """Return the page. While the run is running, it asks for news."""
         with self.lock:
-            self.asked = time.monotonic()
             version, ended = self._update(), self._stopped or self.finished
+            self.needed_until = time.monotonic() + 2 * self.refresh + (0 if ended else _LOADING)
             live = {"version": version, "refresh": "" if ended else f"{self.refresh:g}"}
             facts = progress(self._run, _heartbeat(self.path), self._stopped)
             return render_report(Report([self._run]), progress=facts, live=live).encode("utf-8", "replace")
@@ -111,7 +112,7 @@ class WatchedRun:
     def news(self) -> bytes:
         """Return the version of the results and the progress as JSON."""
         with self.lock:
-            self.asked = time.monotonic()
+            self.needed_until = time.monotonic() + 2 * self.refresh
             version = self._update()
             html = render_part("progress", progress(self._run, _heartbeat(self.path), self._stopped))
         return json.dumps({"version": version, "progress": html}).encode()
