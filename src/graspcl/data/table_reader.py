@@ -8,9 +8,7 @@ lines of a JSONL file from 1; rows of a Parquet file from 1.
 from __future__ import annotations
 
 import csv
-import difflib
 import json
-import math
 import re
 import reprlib
 import threading
@@ -18,6 +16,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import partial
 from itertools import chain, count
 from pathlib import Path
@@ -36,44 +35,12 @@ Wanted = Sequence[tuple[str, str]]  # columns to read, each with the option that
 
 @dataclass
 class Rows:
-    """Texts and labels of a table, and a message for each row that is left out.
-
-    Very long texts are kept, but reported.
-
-    >>> rows = Rows("news.csv")
-    >>> rows.add(2, ["Rates fall."], "Business")
-    >>> rows.add(3, [" "], "Sports")
-    >>> rows.texts, rows.labels, rows.problems
-    (['Rates fall.'], ['Business'], ['news.csv row 3: empty text'])
-    """
+    """Texts and labels of a table, and a message for each row that is left out."""
 
     where: str
     texts: list[str] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-
-    def add(self, row: int, texts: Sequence[object], label: object) -> None:
-        """Store a row if it is valid, else report it. Several texts are joined by spaces."""
-        try:
-            valid = _as_text(texts), _as_label(label)
-        except _BadValue as reason:
-            self.report(row, str(reason))
-            return
-        self.texts.append(valid[0])
-        self.labels.append(valid[1])
-        if (length := len(valid[0])) > _LONG:
-            self.report(row, f"{length:,} characters; kept, but a transformer reads only its first tokens")
-
-    def report(self, row: int, problem: str) -> None:
-        """Store a message about a row."""
-        self.problems.append(f"{self.where} row {row}: {problem}")
-
-    def checked(self) -> Rows:
-        """Return these rows, or raise an error if there are none."""
-        if not self.texts:
-            reason = f"; bad rows: {len(self.problems)}, the first: {self.problems[0]}" if self.problems else ""
-            raise GraspError(f"{self.where} has no usable rows{reason}")
-        return self
 
 
 class Field(NamedTuple):
@@ -101,39 +68,45 @@ def read_rows(path: Path, text: str | Sequence[str], label: str) -> Rows:
 
     CSV and TSV files have no types. There, a text may be a number. Labels that are all numbers count by value: 1 and
     1.0 are one class, and 0.5 is refused. A label of nan is a missing label.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     file = Path(folder) / "news.csv"
-    ...     size = file.write_text('text,label\\n"Rates, again",1.0\\n12345,2\\nGoal!\\n')
-    ...     rows = read_rows(file, "text", "label")
-    >>> rows.texts, rows.labels, [problem.split("/")[-1] for problem in rows.problems]
-    (['Rates, again', '12345'], ['1', '2'], ['news.csv row 4: 1 column where the header has 2'])
     """
     kind = path.suffix.lower()
     if not path.exists():
         raise GraspError(f"there is no file or folder {path}")
     if kind not in READERS:
         raise GraspError(f"{path} is not a table; its name must end in one of {', '.join(READERS)}")
-    records: Iterable[Record] = _read(path, READERS[kind], wanted_columns(text, label))
-    rows = Rows(str(path))
-    for record in _with_typed_labels(list(records)) if kind in (".csv", ".tsv") else records:
-        if record.fault:
-            rows.report(record.row, record.fault)
-        else:
-            rows.add(record.row, record.values[:-1], record.values[-1])
-    return rows.checked()
+    records = _read(path, READERS[kind], wanted_columns(text, label))
+    return collect(str(path), _with_typed_labels(list(records)) if kind in (".csv", ".tsv") else records)
+
+
+def collect(where: str, records: Iterable[Record]) -> Rows:
+    """Collect valid rows and report the others. Very long texts are kept, but reported.
+
+    >>> rows = collect("news.csv", [Record(2, ("Rates fall.", "Business")), Record(3, (" ", "Sports"))])
+    >>> rows.texts, rows.labels, rows.problems
+    (['Rates fall.'], ['Business'], ['news.csv row 3: empty text'])
+    """
+    rows = Rows(where)
+    for row, values, fault, _ in records:
+        if not fault:
+            try:
+                text, label = _as_text(values[:-1]), _as_label(values[-1])
+            except _BadValue as reason:
+                fault = str(reason)
+            else:
+                rows.texts.append(text)
+                rows.labels.append(label)
+                if len(text) > _LONG:
+                    fault = f"{len(text):,} characters; kept, but a transformer reads only its first tokens"
+        if fault:
+            rows.problems.append(f"{where} row {row}: {fault}")
+    if not rows.texts:
+        bad = f"; bad rows: {len(rows.problems)}, the first: {rows.problems[0]}" if rows.problems else ""
+        raise GraspError(f"{where} has no usable rows{bad}")
+    return rows
 
 
 def read_column(path: Path, text: str) -> list[Field]:
-    """Read one column of a table, or the lines of any file that ends in .txt.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     size = (Path(folder) / "news.csv").write_text('id,text\\n1,"Rates, again"\\n2\\n')
-    ...     [tuple(field) for field in read_column(Path(folder) / "news.csv", "text")]
-    [(2, 'Rates, again', ''), (3, None, '1 column where the header has 2')]
-    """
+    """Read one column of a table, or the lines of any file that ends in .txt."""
     reader = {".txt": _read_lines, **READERS}.get(path.suffix.lower(), _read_jsonl)
     found = []
     for record in _read(path, reader, [("--text", text)]):
@@ -149,38 +122,27 @@ def wanted_columns(text: str | Sequence[str], label: str) -> Wanted:
 
 
 def check_columns(where: str, columns: Sequence[str], wanted: Wanted) -> None:
-    """Refuse a table that lacks a wanted column, or has it twice.
-
-    >>> check_columns("news.csv", ["texts", "label"], [("--data.text", "text")])
-    Traceback (most recent call last):
-        ...
-    graspcl.errors.GraspError: news.csv has no column 'text'; its columns are texts, label; did you mean 'texts'? \
-Choose a column with --data.text NAME (in Python: text=)
-    """
+    """Refuse a table that lacks a wanted column, or has it twice."""
     names = [name for _, name in wanted]
     if len(set(names)) < len(names):
         raise GraspError(f"{where}: text and label must be two different columns, got {names[0]!r} for both")
     if missing := {option: name for option, name in wanted if name not in columns}:
         # Names may have any encoding, but an error must always be printable.
         shown = [column.encode(errors="backslashreplace").decode() for column in columns]
-        near = [close for name in missing.values() if (close := _nearest_column(name, shown))]
-        hint = f"; did you mean {' and '.join(map(repr, near))}? Choose" if near else "; choose"
-        arguments = [f"{re.split('[.-]', option)[-1]}=" for option in missing]
+        folded = {column.casefold(): column for column in shown}
+        # The cutoff keeps 'text' and 'intent' apart.
+        close = [get_close_matches(name.casefold(), folded, n=1, cutoff=0.75) for name in missing.values()]
+        near = " and ".join(repr(folded[found[0]]) for found in close if found)
+        names_missing = " and no column ".join(map(repr, missing.values()))
+        options = " ".join(f"{option} NAME" for option in missing)
+        arguments = ", ".join(f"{re.split('[.-]', option)[-1]}=" for option in missing)
         raise GraspError(
-            f"{where} has no column {' and no column '.join(map(repr, missing.values()))}; its columns are "
-            f"{', '.join(shown)}{hint} a column with {' '.join(f'{option} NAME' for option in missing)} "
-            f"(in Python: {', '.join(arguments)})"
+            f"{where} has no column {names_missing}; its columns are {', '.join(shown)}; "
+            f"{f'did you mean {near}? Choose' if near else 'choose'} a column with {options} (in Python: {arguments})"
         )
     for name in names:
         if (number := list(columns).count(name)) > 1:
             raise GraspError(f"{where} has {number} columns called {name!r}; rename or remove all but one")
-
-
-def _nearest_column(name: str, columns: Sequence[str]) -> str | None:
-    # The cutoff keeps 'text' and 'intent' apart.
-    folded = {column.casefold(): column for column in columns}
-    close = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.75)
-    return folded[close[0]] if close else None
 
 
 # -- formats -----------------------------------------------------------------------------------------------------------
@@ -363,8 +325,7 @@ def _with_typed_labels(records: Sequence[Record]) -> Iterator[Record]:
     numbers = all(_NUMBER.fullmatch(label) for label in named)
     for record in records:
         if record.row in doubtful:
-            fault = "read again after a quote left open, and no other row has its label"
-            yield Record(record.row, fault=fault)
+            yield Record(record.row, fault="read again after a quote left open, and no other row has its label")
         elif record.fault:
             yield record
         else:
@@ -413,11 +374,7 @@ def _as_label(value: object) -> str:
         label = int(label)  # pandas writes whole numbers so if a column has gaps
     if isinstance(label, int):
         return str(label)
-    if (
-        label is None
-        or (isinstance(label, float) and math.isnan(label))
-        or (isinstance(label, str) and not label.strip())
-    ):
+    if label is None or label != label or (isinstance(label, str) and not label.strip()):  # nan differs from itself
         raise _BadValue("no label")
     if not isinstance(label, str):
         raise _BadValue(f"label is {reprlib.repr(label)}, neither text nor a whole number")

@@ -18,7 +18,8 @@ from graspcl.data.samples import Int64s, Samples, few, hash_id
 from graspcl.data.sources import data_sources
 from graspcl.data.splits import Subset
 from graspcl.data.table_reader import READERS
-from graspcl.data.text_table import TextTable, Val, in_class_order, list_folder, table_files
+from graspcl.data.text_table import TextTable, Val, in_class_order, table_files
+from graspcl.data.trees import list_folder
 from graspcl.errors import GraspError, nearest, require
 from graspcl.random import generator
 
