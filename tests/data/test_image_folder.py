@@ -17,7 +17,7 @@ from picture_files import Image, encoded, noise, pack, paths, stored, write
 
 from graspcl.data import ImageFolder
 from graspcl.errors import GraspError
-from graspcl.images import decode_image, decode_images
+from graspcl.images import Pixels, Source, decode_images
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 
@@ -207,6 +207,10 @@ def test_a_missing_mapping_is_explained(flat: Path) -> None:
 # -- how images are cut ------------------------------------------------------------------------------------------------
 
 
+def decode_image(source: Source, pixels: int) -> Pixels:
+    return decode_images([source], pixels)[0]
+
+
 @pytest.mark.parametrize("size", [(64, 64), (70, 64), (64, 91), (73, 80), (69, 66)])
 def test_an_image_within_the_margin_is_only_cropped(size: tuple[int, int]) -> None:
     array = noise(*size)
@@ -281,9 +285,13 @@ def test_read_keeps_order_shape_and_memory(split: Path) -> None:
         images.encoded_some([8])
 
 
-def test_threads_change_nothing() -> None:
+def test_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     sources = [encoded(noise(40, 30, seed)) for seed in range(20)]
-    np.testing.assert_array_equal(decode_images(sources, 16, threads=1), decode_images(sources, 16, threads=5))
+    decoded = []
+    for threads in (1, 5):
+        monkeypatch.setattr("graspcl.images.cores", lambda threads=threads: threads)
+        decoded.append(decode_images(sources, 16))
+    np.testing.assert_array_equal(*decoded)
 
 
 # -- zip files from threads and processes ------------------------------------------------------------------------------

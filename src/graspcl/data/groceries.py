@@ -66,8 +66,7 @@ class Groceries(StoredImages):
         return photos, kept, [f"{problem}; reinstall the photos with: {REINSTALL}" for problem in problems]
 
     def _stored(self, index: int) -> bytes:
-        photo: bytes = self._encoded[index].as_py()
-        return photo
+        return bytes(self._encoded[index].as_py())
 
     def _title(self, index: int) -> str:
         return f"groceries: the photo with id {self.ids[index]} (class {self.classes[self.labels[index]]!r})"

@@ -101,12 +101,9 @@ def check_source(data: Any, reads: str, label: str) -> None:
 
 def _source(path: str, reads: str) -> str:
     """Return the name of the source to create: `path` itself, or for a file or folder `images:PATH` or `texts:PATH`."""
-    named = path in data_sources and "path" not in _required(path)  # a folder may be called images
+    # A folder may be called images, but the source images needs a path.
+    named = path in data_sources and data_sources.parameters(path).get("path") is not Parameter.empty
     return path if named else f"{_OPENS_FILES[reads]}:{path}"
-
-
-def _required(name: str) -> list[str]:
-    return [key for key, default in data_sources.parameters(name).items() if default is Parameter.empty]
 
 
 def _parameters(data: Any, name: str) -> dict[str, Any]:

@@ -219,10 +219,8 @@ def _find_datasets(folder: Path, text: str, label: str) -> dict[str, TaskData]:
     if not folder.exists():
         raise GraspError(f"there is no folder {folder}; it must contain a folder or a table for each data set")
     if folder.is_file() or "train" in table_files(folder):
-        raise GraspError(
-            f"{folder} is one data set; give the folder above it, in which each data set is a folder or a file, "
-            "or read it as one table: --data.tasks none (in Python: TextTable)"
-        )
+        remedy = "give the folder above it, or read it as one table: --data.tasks none (in Python: TextTable)"
+        raise GraspError(f"{folder} is one data set; {remedy}")
     found: dict[str, TaskData] = {}
     for path in list_folder(folder):
         if "train" in table_files(path) if path.is_dir() else path.suffix.lower() in READERS:
@@ -273,31 +271,25 @@ def _share_labels(
     for group in groups:
         title = _GROUP_NAMES.get(frozenset(group), "+".join(group))
         if title in labels_of_task:
-            raise GraspError(
-                f"the data set {title} has the same name as the labels that {' and '.join(group)} share; rename it"
-            )
-        members = [task for task in group if task in labels_of_task]
-        spelling: dict[str, str] = {}
-        for task in members:
-            spelling = {**{_folded(label): label for label in reversed(labels_of_task[task])}, **spelling}
+            owners = " and ".join(group)
+            raise GraspError(f"the data set {title} has the same name as the labels that {owners} share; rename it")
+        members = {task: labels_of_task[task] for task in group if task in labels_of_task}
+        folded = {task: set(map(_folded, labels)) for task, labels in members.items()}
         for first, other in pairwise(members):
-            problems += _compare_labels(first, labels_of_task[first], other, labels_of_task[other])
-        names |= {task: [(title, spelling[_folded(label)]) for label in labels_of_task[task]] for task in members}
+            one, two = folded[first], folded[other]
+            # Stars 1..5 and 0..4 have different meanings, although four of the numbers are equal.
+            if one.isdisjoint(two) or (one != two and all(label.isdecimal() for label in one | two)):
+                found = f"{first} has {few(members[first])} and {other} has {few(members[other])}"
+                remedy = "give them the same labels, or remove them from shared"
+                raise GraspError(f"{first} and {other} cannot share labels: {found}; {remedy}")
+            if one != two:
+                single = few(in_class_order(one ^ two))
+                problems.append(f"{first} and {other} share labels, but only one has: {single}")
+        # The first spelling of a label is the last to be set.
+        every = [label for labels in members.values() for label in labels]
+        spelling = {_folded(label): label for label in reversed(every)}
+        names |= {task: [(title, spelling[_folded(label)]) for label in labels] for task, labels in members.items()}
     return names, problems
-
-
-def _compare_labels(first: str, labels: list[str], other: str, other_labels: list[str]) -> list[str]:
-    """Refuse two data sets that cannot share their labels, and report labels that only one of them has."""
-    one, two = set(map(_folded, labels)), set(map(_folded, other_labels))
-    # Stars 1..5 and 0..4 have different meanings, although four of the numbers are equal.
-    if one.isdisjoint(two) or (one != two and all(label.isdecimal() for label in one | two)):
-        raise GraspError(
-            f"{first} and {other} cannot share labels: {first} has {few(labels)} and {other} has "
-            f"{few(other_labels)}; give them the same labels, or remove them from shared"
-        )
-    return (
-        [f"{first} and {other} share labels, but only one has: {few(in_class_order(one ^ two))}"] if one != two else []
-    )
 
 
 def _sorted_names(names_of_task: Mapping[str, list[Name]]) -> list[Name]:
