@@ -15,11 +15,7 @@ _TIMEOUT = 5.0  # seconds to wait for an answer of the hub
 
 
 def hub_name(path: str) -> tuple[str, str | None]:
-    """Return the name and the configuration of a data set of the hub.
-
-    >>> hub_name("hf:clinc/clinc_oos:plus")
-    ('clinc/clinc_oos', 'plus')
-    """
+    """Return the name and the configuration of a data set of the hub: hf:NAME or hf:NAME:CONFIG."""
     name, _, config = path.removeprefix(HUB).partition(":")
     if not name:
         raise GraspError(f"{path} names no data set; a data set of the hub is {HUB}NAME or {HUB}NAME:CONFIG")

@@ -30,15 +30,6 @@ def open_images(
 
     They are an `ImageList` if there is a list such as Places_LT_train.txt, else an `ImageFolder`, whose parameters
     these are.
-
-    >>> import tempfile
-    >>> from PIL import Image
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     for name in ("cat/1.png", "cat/2.png"):
-    ...         (Path(folder) / name).parent.mkdir(exist_ok=True)
-    ...         Image.new("RGB", (40, 30)).save(Path(folder) / name)
-    ...     type(open_images(folder)).__name__
-    'ImageFolder'
     """
     lists = train_lists(Path(path), open_tree(Path(path)))
     if not lists:

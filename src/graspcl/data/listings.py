@@ -11,7 +11,7 @@ from graspcl.checks import Count, Natural, checked
 from graspcl.data.packaged import first_of_each, read_table
 from graspcl.data.samples import Int64s, Samples
 from graspcl.data.sources import data_sources
-from graspcl.data.splits import rank_in_class
+from graspcl.data.splits import rank_in_class, rows_of_split
 from graspcl.errors import GraspError, require
 from graspcl.random import generator
 
@@ -53,16 +53,13 @@ class Listings(Samples[list[str]]):
         test = shuffled[rank < test_size]
         end = len(labels) if max_train is None else test_size + max_train
         train = shuffled[(rank >= test_size) & (rank < end)]
-        used = np.sort(np.concatenate([test, train]))
-        self._texts = texts.take(used)
+        rows, arrays = rows_of_split(labels, np.asarray(ids), np.sort(train), np.sort(test))
+        self._texts = texts.take(rows)
         super().__init__(
             name="listings",
             version=version,
             classes=classes,
-            labels=labels[used],
-            ids=np.asarray(ids)[used],
-            train=np.searchsorted(used, np.sort(train)),
-            test=np.searchsorted(used, np.sort(test)),
+            **arrays,
             options=options,
         )
 

@@ -148,11 +148,7 @@ def hash_id(text: str) -> int:
 
 
 def few(names: Sequence[str]) -> str:
-    """List the first five names and count the others, for a message.
-
-    >>> few(["a", "b", "c", "d", "e", "f", "g"])
-    'a, b, c, d, e and 2 more'
-    """
+    """List the first five names and count the others, for a message: "a, b, c, d, e and 2 more"."""
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 

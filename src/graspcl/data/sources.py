@@ -67,16 +67,7 @@ def open_samples(data: Any, reads: str) -> Samples[Any]:
 def check_source(data: Any, reads: str, label: str) -> None:
     """Refuse data that do not exist or do not fit the other settings, before anything is read.
 
-    Args:
-        data: data settings, as for `open_samples`.
-        reads: what the network reads: "images", "texts" or "vectors".
-        label: name of the run, for messages.
-
-    >>> from types import SimpleNamespace
-    >>> check_source(SimpleNamespace(path="nowhere"), "images", "my run")
-    Traceback (most recent call last):
-        ...
-    graspcl.errors.GraspError: --data nowhere: there is no such folder or file; by name there are groceries
+    `data` and `reads` are those of `open_samples`; `label` is the name of the run, for messages.
     """
     path = data.path
     if not path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -35,9 +36,6 @@ def held_out(labels: Int64s, keys: Int64s, share: float, per_class: int | None =
 
     A positive `share` of a class is at least one sample, but never the last. `per_class` sets the number instead.
     Samples with equal keys count once and stay together.
-
-    >>> held_out(np.array([0, 0, 0, 1]), np.array([7, 3, 9, 1]), share=0.3).tolist()
-    [False, True, False, False]
     """
     rank = rank_in_class(labels, keys)
     sizes = np.zeros(labels.max(initial=-1) + 1, np.int64)
@@ -45,6 +43,13 @@ def held_out(labels: Int64s, keys: Int64s, share: float, per_class: int | None =
     asked = np.maximum(np.round(share * sizes), share > 0) if per_class is None else np.full(len(sizes), per_class)
     mask: NDArray[np.bool_] = rank < np.minimum(asked, sizes - 1)[labels]
     return mask
+
+
+def rows_of_split(labels: Int64s, ids: Int64s, train: Int64s, test: Int64s) -> tuple[Int64s, dict[str, Any]]:
+    """Return the rows that are in a split, ascending, and the arrays of `Samples` that has these rows alone."""
+    rows = np.sort(np.concatenate([train, test]))
+    places = {"train": np.searchsorted(rows, train), "test": np.searchsorted(rows, test)}
+    return rows, {"labels": labels[rows], "ids": ids[rows], **places}
 
 
 @checked
@@ -89,16 +94,13 @@ class Subset(Samples[Batch]):
             names = few([samples.classes[label] for label in bare])
             raise GraspError(f"{samples.name} has classes without training samples: {names}; choose other classes")
         self.samples, self.whole = samples, samples.whole
-        self._rows = np.sort(np.concatenate([train, test]))
+        self._rows, arrays = rows_of_split(new_label[samples.labels], samples.ids, train, test)
         choice = {"classes": chosen.tolist(), "per_class": per_class, "test_per_class": test_per_class}
         super().__init__(
             name=samples.name,
             version=samples.version,
             classes=[samples.classes[label] for label in chosen],
-            labels=new_label[samples.labels[self._rows]],
-            ids=samples.ids[self._rows],
-            train=np.searchsorted(self._rows, train),
-            test=np.searchsorted(self._rows, test),
+            **arrays,
             options={**samples.options, "subset": [*samples.options.get("subset", []), choice]},
             problems=samples.problems,
         )
@@ -124,13 +126,7 @@ def take(
     per_class: int | None = None,
     test_per_class: int | None = None,
 ) -> tuple[Samples[Batch], Int64s]:
-    """Reduce the samples of a run: keep the first classes of an order, and some samples of each.
-
-    Args:
-        samples: the source.
-        order: all labels, in the order in which classes arrive.
-        classes: number of classes to keep. None: all.
-        per_class, test_per_class: as for `Subset`.
+    """Reduce the samples of a run: keep the first `classes` of `order`, and some samples of each, as in `Subset`.
 
     Returns:
         The samples that remain, and their new labels in the order in which classes arrive.

@@ -12,13 +12,13 @@ import json
 import re
 import reprlib
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
-from itertools import chain, count
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -225,14 +225,23 @@ def _arrow_values(column: Any) -> list[Any]:
 
 
 def _read_delimited(path: Path, wanted: Wanted, delimiter: str = ",") -> Iterator[Record]:
-    """Read a CSV file. If `delimiter` does not split the header, try others."""
+    """Read a CSV file. If `delimiter` does not split the header, try others.
+
+    An open quote swallows lines up to the next quote or the end of the file. These lines are read again as rows.
+    """
     # Bytes that are not UTF-8 become lone surrogates, so that they spoil only their own row.
-    with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as handle, _no_field_limit():
-        first = handle.readline()
-        if not first:
-            raise GraspError(f"{path} is empty")
-        lines = _Lines(chain([first], handle))
-        reader = csv.reader(lines, delimiter=_delimiter(first, delimiter), strict=True)
+    with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as handle:
+        lines = handle.readlines()
+    if not lines:
+        raise GraspError(f"{path} is empty")
+
+    def rows_from(line: int) -> Any:  # mypy has no name for the type of a CSV reader
+        return csv.reader(map(lines.__getitem__, range(line, len(lines))), delimiter=delimiter, strict=True)
+
+    with _no_field_limit():
+        delimiter = _delimiter(lines[0], delimiter)
+        first, swallowed = 0, 0  # the first line of the reader, and the line after those that open quotes swallowed
+        reader = rows_from(first)
         try:
             header = [name.strip() for name in next(reader)]
         except csv.Error as error:
@@ -240,19 +249,21 @@ def _read_delimited(path: Path, wanted: Wanted, delimiter: str = ",") -> Iterato
         check_columns(str(path), header, wanted)
         places = [header.index(name) for _, name in wanted]
         for row in count(2):
-            reread = lines.start_row()
+            start = first + reader.line_num
             try:
                 fields = next(reader)
             except StopIteration:
                 return
             except csv.Error as error:
-                lines.give_back()
+                swallowed = max(swallowed, first + reader.line_num)
+                first = start + 1
+                reader = rows_from(first)
                 yield Record(row, fault=f"malformed, is a quote left open? ({error})")
                 continue
             if not fields:
                 continue  # a blank line
             if len(fields) == len(header):
-                yield Record(row, tuple(fields[place] for place in places), reread=reread)
+                yield Record(row, tuple(fields[place] for place in places), reread=start < swallowed)
             else:
                 found = "1 column" if len(fields) == 1 else f"{len(fields)} columns"
                 yield Record(row, fault=f"{found} where the header has {len(header)}")
@@ -277,31 +288,6 @@ def _delimiter(header: str, usual: str) -> str:
     """Find the delimiter of a header. Spreadsheets write semicolons where a comma is the decimal separator."""
     found = (one for one in (usual, ",", ";", "\t") if len(next(csv.reader([header], delimiter=one))) > 1)
     return next(found, usual)
-
-
-class _Lines(Iterator[str]):
-    """Lines for a CSV reader, which reads an open quote up to the next quote or the end of the file.
-
-    The lines that such a row has swallowed can be given back, except the first, to be read again.
-    """
-
-    def __init__(self, handle: Iterable[str]) -> None:
-        self._handle = iter(handle)
-        self._ahead: deque[str] = deque()
-        self._taken: list[str] = []
-
-    def __next__(self) -> str:
-        line = self._ahead.popleft() if self._ahead else next(self._handle)
-        self._taken.append(line)
-        return line
-
-    def start_row(self) -> bool:
-        """Start a row. Return whether its lines are read again."""
-        self._taken.clear()
-        return bool(self._ahead)
-
-    def give_back(self) -> None:
-        self._ahead.extendleft(reversed(self._taken[1:]))
 
 
 @contextmanager

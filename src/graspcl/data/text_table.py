@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from graspcl.checks import Natural, Range, checked
 from graspcl.data.hub import HUB, hub_name, hub_rows, load_splits
 from graspcl.data.samples import Samples, hash_id, labels_of
-from graspcl.data.splits import held_out, rank_in_class
+from graspcl.data.splits import held_out, rank_in_class, rows_of_split
 from graspcl.data.table_reader import READERS, Rows, read_rows
 from graspcl.data.trees import list_folder
 from graspcl.errors import GraspError
@@ -80,17 +80,14 @@ class TextTable(Samples[list[str]]):
             train, test = np.split(np.arange(len(texts)), [-len(separate.texts)])
             if test_per_class is not None:
                 test = test[rank_in_class(labels[test], hashes[test]) < test_per_class]
-        used = np.sort(np.concatenate([train, test]))
         ids = hashes + rank_in_class(hashes)  # equal texts get different ids
-        self._texts = [texts[row] for row in used.tolist()]
+        rows, arrays = rows_of_split(labels, ids, train, test)
+        self._texts = [texts[row] for row in rows.tolist()]
         super().__init__(
             name=name,
             version=hashlib.sha256(ids.astype("<i8").tobytes()).hexdigest()[:12],
             classes=classes,
-            labels=labels[used],
-            ids=ids[used],
-            train=np.searchsorted(used, train),
-            test=np.searchsorted(used, test),
+            **arrays,
             options=options,
             problems=[problem for part in parts for problem in part.problems],
         )
@@ -135,11 +132,7 @@ def _read_parts(
 
 
 def in_class_order(names: Iterable[str]) -> list[str]:
-    """Return the distinct names, sorted: by value if all are whole numbers.
-
-    >>> in_class_order(["10", "9", "9"]), in_class_order(["10", "9", "none"])
-    (['9', '10'], ['10', '9', 'none'])
-    """
+    """Return the distinct names, sorted: by value if all are whole numbers."""
     distinct = sorted(set(names))
     if all(re.fullmatch(r"-?[0-9]{1,18}", name) for name in distinct):
         distinct.sort(key=int)

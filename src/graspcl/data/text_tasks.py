@@ -35,8 +35,8 @@ _ALIASES = {
     "yahoo_answers_topics": "yahoo_answers",
     "dbpedia_14": "dbpedia",
 }
+_USAGE = f"{HUB}NAME for a data set of the Hugging Face hub"
 _SENTIMENTS = ("very negative", "negative", "neutral", "positive", "very positive")
-_HUB_DATA = "a data set of the Hugging Face hub"
 _GROUP_NAMES = {frozenset({"yelp", "amazon"}): "sentiment"}  # names of groups that share their labels
 
 
@@ -94,12 +94,6 @@ def open_texts(
         text, label: names of the columns.
         tasks: names of data sets in the folder `path`, such as "ag,yelp,yahoo". None: `path` is one table.
         per_class, test_per_class: maximum number of texts per class of each task. A table is not reduced here.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     size = (Path(folder) / "news.csv").write_text("label,text\\nworld,war\\nworld,peace\\n")
-    ...     open_texts(f"{folder}/news.csv").classes, open_texts(folder, tasks="news").classes
-    (['world'], ['news/world'])
     """
     if tasks is None:
         return TextTable(path, text, label)
@@ -107,7 +101,7 @@ def open_texts(
     return TextTasks(path, names, per_class, test_per_class, text=text, label=label)
 
 
-@data_sources.register("hf", HUB, gives="texts", check=_check_settings, usage=f"{HUB}NAME for {_HUB_DATA}")
+@data_sources.register("hf", HUB, gives="texts", check=_check_settings, usage=_USAGE)
 def open_hub(
     path: str = "",
     text: str = "text",

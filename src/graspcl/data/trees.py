@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 import threading
 import zipfile
 from abc import ABC, abstractmethod
@@ -87,11 +86,8 @@ class FolderTree(Tree):
         return {path.name for path in list_folder(self._root) if path.is_file()}
 
     def size(self, name: str) -> int | None:  # without listing all files
-        try:
-            found = os.stat(self._root / name)
-        except OSError:
-            return None
-        return found.st_size if stat.S_ISREG(found.st_mode) else None
+        path = self._root / name
+        return os.path.getsize(path) if os.path.isfile(path) else None
 
     def read(self, name: str) -> bytes:
         try:
