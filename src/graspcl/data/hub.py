@@ -11,7 +11,6 @@ from graspcl.data.table_reader import Record, Rows, check_columns, collect, want
 from graspcl.errors import GraspError, require
 
 HUB = "hf:"  # prefix of data sets of the hub
-_TIMEOUT = 5.0  # seconds to wait for an answer of the hub
 
 
 def hub_name(path: str) -> tuple[str, str | None]:
@@ -58,7 +57,7 @@ def _is_reachable(name: str) -> bool:
     """Return whether the hub answers. Without this test, datasets would retry for half a minute."""
     hub, errors = require("huggingface_hub", "hub"), require("huggingface_hub.errors", "hub")
     try:
-        hub.HfApi().dataset_info(name, timeout=_TIMEOUT)
+        hub.HfApi().dataset_info(name, timeout=5.0)  # seconds
     except errors.HfHubHTTPError:  # an answer, even if there is no such data set
         return True
     except Exception:  # the connection package, and thus the error, depends on the version

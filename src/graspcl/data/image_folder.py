@@ -31,12 +31,10 @@ _ANNOTATIONS = "val_annotations.txt"  # the name that Tiny-ImageNet uses
 
 
 class StoredImages(Samples["torch.Tensor"]):
-    """Encoded images, decoded to RGB at `_pixels` x `_pixels` when they are read.
+    """Encoded images, decoded to RGB when they are read, with the height and width of the option `pixels`.
 
     A subclass implements where each image is stored, and its name in messages.
     """
-
-    _pixels: int
 
     @abstractmethod
     def _stored(self, index: int) -> bytes | Path:
@@ -58,7 +56,7 @@ class StoredImages(Samples["torch.Tensor"]):
 
         rows = self.check(indices).tolist()
         sources, titles = [partial(self._stored, row) for row in rows], [self._title(row) for row in rows]
-        images, kept, problems = decode_some(sources, self._pixels, names=titles, whole=self.whole)
+        images, kept, problems = decode_some(sources, self.options["pixels"], names=titles, whole=self.whole)
         return torch.from_numpy(images).permute(0, 3, 1, 2), kept, problems
 
     def encoded_some(self, indices: ArrayLike) -> tuple[Codes, Int64s, list[str]]:
@@ -139,22 +137,31 @@ class ImageFolder(ImageFiles):
         tree = _unwrapped(open_tree(Path(path)))
         train, test = _splits(tree, test_split)
         options: dict[str, object] = {"pixels": pixels}
-        classes, names, labels = _class_folders(train)
+        names, found = _images(train)
+        if "" in found:
+            where = train.where(names[found.index("")])
+            raise GraspError(f"{where} is in no class folder; put images into one folder per class")
+        classes = sorted(set(found))
+        labels = labels_of(found, classes, train.where(), "images")
         problems = _empty_folders(train, classes, "left out")
         self._files = [(train, name) for name in names]
         if test is None:
             tested = held_out(labels, np.array([hash_id(name) for name in names]), test_share)
             options["test_share"] = test_share
         else:
-            mapping = (test, _ANNOTATIONS) if _ANNOTATIONS in test.sizes else None
-            if val_mapping is not None:
-                mapping = find_file(val_mapping, tree, "val_mapping")
-            more, found = _test_images(test, sorted(train.folders), mapping)
-            problems += [] if mapping else _empty_folders(test, found, "not tested")
+            more, found = _images(test)
+            if val_mapping is not None or _ANNOTATIONS in test.sizes:  # takes precedence over class folders
+                mapping = (test, _ANNOTATIONS) if val_mapping is None else find_file(val_mapping, tree, "val_mapping")
+                found = _mapped_classes(mapping, test, more, sorted(train.folders))
+            elif "" in found or (set(found) == {"images"} and "images" not in train.folders):
+                raise GraspError(
+                    f"{test.where()} has images without class folders; name their classes in a val_mapping"
+                )
+            else:
+                problems += _empty_folders(test, found, "not tested")
             tested = np.repeat([False, True], [len(names), len(more)])
             labels = np.concatenate([labels, labels_of(found, classes, test.where(), "images")])
             self._files += [(test, name) for name in more]
-        self._pixels = pixels
         super().__init__(
             name=tree.title,
             version=files_digest((part.sizes[name] for part, name in self._files), self._files),
@@ -181,8 +188,12 @@ def files_digest(sizes: Iterable[int], files: Sequence[File]) -> str:
     return digest.hexdigest()[:12]
 
 
-def _image_names(tree: Tree) -> list[str]:
-    return sorted(name for name in tree.sizes if PurePosixPath(name).suffix.lower() in SUFFIXES)
+def _images(tree: Tree) -> tuple[list[str], list[str]]:
+    """Return the names of all images, sorted, and the top folder of each."""
+    names = sorted(name for name in tree.sizes if PurePosixPath(name).suffix.lower() in SUFFIXES)
+    if not names:
+        raise GraspError(f"{tree.where()} has no images; put them into one folder per class, as in CLASS/photo.jpg")
+    return names, [name.rpartition("/")[0].partition("/")[0] for name in names]
 
 
 def _unwrapped(tree: Tree) -> Tree:
@@ -207,34 +218,9 @@ def _splits(tree: Tree, test_split: str | None) -> tuple[Tree, Tree | None]:
     return train or tree, test
 
 
-def _class_folders(tree: Tree) -> tuple[list[str], list[str], Int64s]:
-    """Return the class names (sorted), the names of the images (sorted by class) and the label of each image."""
-    names = _image_names(tree)
-    if not names:
-        raise GraspError(f"{tree.where()} has no images; put them into one folder per class, as in CLASS/photo.jpg")
-    if flat := [name for name in names if "/" not in name]:
-        raise GraspError(f"{tree.where(flat[0])} is in no class folder; put images into one folder per class")
-    found = np.array([name.partition("/")[0] for name in names])
-    classes, labels = np.unique(found, return_inverse=True)
-    return classes.tolist(), names, labels.astype(np.int64)
-
-
 def _empty_folders(tree: Tree, found: Iterable[str], consequence: str) -> list[str]:
     empty = sorted(tree.folders - set(found))
     return [f"{tree.where()} has class folders without images, {consequence}: {few(empty)}"] if empty else []
-
-
-def _test_images(tree: Tree, folders: list[str], mapping: File | None) -> tuple[list[str], list[str]]:
-    """Return the names and classes of the images to test on. A mapping takes precedence over class folders."""
-    names = _image_names(tree)
-    if not names:
-        raise GraspError(f"{tree.where()} has no images")
-    if mapping is not None:
-        return names, _mapped_classes(mapping, tree, names, folders)
-    found = [name.partition("/")[0] for name in names]
-    if any("/" not in name for name in names) or (set(found) == {"images"} and "images" not in folders):
-        raise GraspError(f"{tree.where()} has images without class folders; name their classes in a val_mapping file")
-    return names, found
 
 
 def _mapped_classes(mapping: File, tree: Tree, names: list[str], folders: list[str]) -> list[str]:

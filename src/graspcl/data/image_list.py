@@ -36,8 +36,7 @@ def open_images(
         return ImageFolder(path, pixels, val_mapping=val_mapping, test_split=test_split)
     for name, value in (("val_mapping", val_mapping), ("test_split", test_split)):
         if value is not None:
-            listed = f"{lists[0][1]} lists the images"
-            raise GraspError(f"{path}: {name} is for class folders, but {listed}; remove {name}")
+            raise GraspError(f"{path}: {name} is for class folders, but {lists[0][1]} lists the images; remove {name}")
     return ImageList(path, pixels=pixels)
 
 
@@ -95,7 +94,6 @@ class ImageList(ImageFiles):
             if line.label not in label_of:
                 raise GraspError(f"{line.where}: label {line.label} is not in {train_list}; add training images of it")
         unused = [str(number) for number in range(classes or numbers[-1] + 1) if number not in label_of]
-        self._pixels = pixels
         super().__init__(
             name=tree.title,
             version=files_digest(sizes, self._files),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -64,8 +65,7 @@ class Listings(Samples[list[str]]):
         )
 
     def read(self, indices: ArrayLike) -> list[str]:
-        texts: list[str] = self._texts.take(self.check(indices)).to_pylist()
-        return texts
+        return list(self._texts.take(self.check(indices)).to_pylist())
 
 
 def _distinct_listings() -> tuple[Any, Any, Any, str]:
@@ -90,9 +90,7 @@ def _classes(categories: Any, min_samples: int) -> tuple[list[str], Int64s]:
     """Return the names of classes that are large enough, sorted, and the label of each row: -1 for other classes."""
     compute = require("pyarrow.compute", "demo")
     pairs = compute.replace_substring_regex(categories, r"^([^/]+/[^/]+)/.*$", replacement=r"\1")
-    counts = pairs.value_counts()
-    large = counts.filter(compute.greater_equal(counts.field("counts"), min_samples))
-    classes: list[str] = sorted(large.field("values").to_pylist())
+    classes = sorted(name for name, number in Counter(pairs.to_pylist()).items() if number >= min_samples)
     if not classes:
         raise GraspError(f"listings: no class is large enough; the largest has about 8,400, got {min_samples=}")
     labels = compute.index_in(pairs, value_set=require("pyarrow", "demo").array(classes))

@@ -107,11 +107,8 @@ class Samples(ABC, Generic[Batch]):
     def encoded_some(self, indices: ArrayLike) -> tuple[Codes, Int64s, list[str]]:
         """Return the image files at `indices` [n] as the codec 'encoded' stores them, and skip missing files.
 
-        Images are not decoded, so some of them may still turn out to be unreadable.
-
-        Returns:
-            For each image its path, or its bytes if it is not a file of its own. Then positions and messages, as from
-            `read_some`.
+        An image is its path, or its bytes if it is not a file of its own. Images are not decoded, so some of them may
+        still turn out to be unreadable. Positions and messages follow, as from `read_some`.
         """
         raise GraspError(f"{self.name} has no image files; only sources of images do")
 

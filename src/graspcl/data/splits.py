@@ -67,13 +67,9 @@ class Subset(Samples[Batch]):
         test_per_class: maximum number of test samples per class. None: all.
         rng: generator for the draws.
 
-    >>> class Words(Samples[list[str]]):
-    ...     def read(self, indices):
-    ...         return [["ant", "bee", "cod", "dab", "emu"][i] for i in self.check(indices)]
-    >>> words = Words("words", "1", ["insect", "fish", "bird"], [0, 0, 1, 1, 2], [5, 6, 7, 8, 9], [0, 1, 2, 4], [3])
-    >>> some = Subset(words, classes=[2, 1], rng=np.random.default_rng(0))
-    >>> some.classes, some.labels.tolist(), some.read(some.train), some.read(some.test)
-    (['fish', 'bird'], [0, 0, 1], ['cod', 'emu'], ['dab'])
+    >>> from graspcl.data import Groceries
+    >>> Subset(Groceries(), classes=[2, 1], per_class=5, rng=np.random.default_rng(0)).classes
+    ['Cantaloupe', 'Conference']
     """
 
     def __init__(
@@ -85,7 +81,13 @@ class Subset(Samples[Batch]):
         *,
         rng: np.random.Generator,
     ) -> None:
-        chosen = np.arange(len(samples.classes)) if classes is None else _check_classes(samples, classes)
+        chosen = every = np.arange(len(samples.classes))
+        if classes is not None:
+            labels = np.asarray(classes)
+            chosen = np.intersect1d(labels, every).astype(np.int64) if labels.dtype.kind in "iu" else every[:0]
+            if labels.ndim != 1 or not labels.size or len(chosen) < len(labels):
+                valid = f"different labels in 0..{len(every) - 1}"
+                raise GraspError(f"{samples.name}: classes must be {valid}, got {classes!r}")
         new_label = np.full(len(samples.classes), -1)
         new_label[chosen] = np.arange(len(chosen))
         train = _draw(samples.train, samples.labels, new_label, per_class, rng)
@@ -144,15 +146,6 @@ def take(
     # The same samples for every seed, so that runs share cached latents.
     rng = generator(0, "subset")
     return Subset(samples, np.sort(chosen), per_class, test_per_class, rng=rng), np.argsort(np.argsort(chosen))
-
-
-def _check_classes(samples: Samples[Batch], classes: Sequence[int] | Int64s) -> Int64s:
-    """Return the labels to keep, ascending."""
-    labels, every = np.asarray(classes), np.arange(len(samples.classes))
-    chosen = np.intersect1d(labels, every) if labels.dtype.kind in "iu" else every[:0]
-    if labels.ndim != 1 or not labels.size or len(chosen) < len(labels):
-        raise GraspError(f"{samples.name}: classes must be different labels in 0..{len(every) - 1}, got {classes!r}")
-    return chosen.astype(np.int64)
 
 
 def _draw(indices: Int64s, labels: Int64s, new_label: Int64s, limit: int | None, rng: np.random.Generator) -> Int64s:

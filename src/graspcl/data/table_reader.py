@@ -28,7 +28,6 @@ _LONG = 20_000  # characters; longer texts are reported
 _BOM = b"\xef\xbb\xbf"
 _NO_LABEL = ("", "nan", "NaN")  # what files contain in place of a missing label
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?(e[+-]?[0-9]+)?", re.IGNORECASE)
-_LONGEST_FIELD = 2**31 - 1  # characters
 _field_limit_in_use = threading.Lock()
 Wanted = Sequence[tuple[str, str]]  # columns to read, each with the option that sets it: ("--data.text", "text")
 
@@ -133,12 +132,12 @@ def check_columns(where: str, columns: Sequence[str], wanted: Wanted) -> None:
         # The cutoff keeps 'text' and 'intent' apart.
         close = [get_close_matches(name.casefold(), folded, n=1, cutoff=0.75) for name in missing.values()]
         near = " and ".join(repr(folded[found[0]]) for found in close if found)
-        names_missing = " and no column ".join(map(repr, missing.values()))
+        hint = f"did you mean {near}? Choose" if near else "choose"
         options = " ".join(f"{option} NAME" for option in missing)
         arguments = ", ".join(f"{re.split('[.-]', option)[-1]}=" for option in missing)
         raise GraspError(
-            f"{where} has no column {names_missing}; its columns are {', '.join(shown)}; "
-            f"{f'did you mean {near}? Choose' if near else 'choose'} a column with {options} (in Python: {arguments})"
+            f"{where} has no column {' and no column '.join(map(repr, missing.values()))}; "
+            f"its columns are {', '.join(shown)}; {hint} a column with {options} (in Python: {arguments})"
         )
     for name in names:
         if (number := list(columns).count(name)) > 1:
@@ -218,10 +217,9 @@ def _read_parquet(path: Path, wanted: Wanted) -> Iterator[Record]:
 def _arrow_values(column: Any) -> list[Any]:
     """Return the values of a pyarrow column, as bytes if some of its texts are not UTF-8."""
     try:
-        values: list[Any] = column.to_pylist()
+        return list(column.to_pylist())
     except UnicodeDecodeError:
-        values = column.cast("large_binary").to_pylist()
-    return values
+        return list(column.cast("large_binary").to_pylist())
 
 
 def _read_delimited(path: Path, wanted: Wanted, delimiter: str = ",") -> Iterator[Record]:
@@ -294,7 +292,7 @@ def _delimiter(header: str, usual: str) -> str:
 def _no_field_limit() -> Iterator[None]:
     """Lift the csv module's limit of the field size. It is global, so one reader at a time changes and restores it."""
     with _field_limit_in_use:
-        limit = csv.field_size_limit(_LONGEST_FIELD)
+        limit = csv.field_size_limit(2**31 - 1)
         try:
             yield
         finally:
@@ -315,21 +313,17 @@ def _with_typed_labels(records: Sequence[Record]) -> Iterator[Record]:
         elif record.fault:
             yield record
         else:
-            yield Record(record.row, (*record.values[:-1], _typed_label(labels[record.row], numbers)))
+            label: Any = labels[record.row]
+            if label in _NO_LABEL:
+                label = None
+            elif numbers:  # whole numbers stay as written: 007 is a name, and a number may have many digits
+                label = float(label) if set(label) & set(".eE") else label.removeprefix("+")
+            yield Record(record.row, (*record.values[:-1], label))
 
 
 def _comparable(label: str) -> str | float:
     """Return a value that is equal for labels of one class, in case all labels turn out to be numbers."""
     return float(label) if _NUMBER.fullmatch(label) else label
-
-
-def _typed_label(label: str, numbers: bool) -> object:
-    """Convert a label. Whole numbers stay as written: 007 is a name, and a number may have many digits."""
-    if label in _NO_LABEL:
-        return None
-    if numbers:
-        return float(label) if set(label) & set(".eE") else label.removeprefix("+")
-    return label
 
 
 # -- values ------------------------------------------------------------------------------------------------------------

@@ -146,7 +146,6 @@ def table_files(folder: Path) -> dict[str, Path]:
         role = file.stem.lower()
         if role in ("train", "test", *_VALS) and file.suffix.lower() in READERS and file.is_file():
             if role in files:
-                both = f"{files[role].name} and {file.name}"
-                raise GraspError(f"{folder} has both {both}; remove one, or give a pair of files")
+                raise GraspError(f"{folder} has both {files[role].name} and {file.name}; remove one of them")
             files[role] = file
     return files

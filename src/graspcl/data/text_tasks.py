@@ -72,9 +72,7 @@ def _check_settings(data: Any) -> None:
         if data.tasks is None:
             hub_name(data.path)
         elif data.path != HUB:
-            raise GraspError(
-                f"--data {data.path} is one data set: --data.tasks none, or --data {HUB} to load all tasks"
-            )
+            raise GraspError(f"--data {data.path} is one data set: --data.tasks none, or --data {HUB} to load tasks")
         require("datasets", "hub")
 
 
@@ -91,7 +89,6 @@ def open_texts(
 
     Args:
         path: what `TextTable` accepts; with `tasks`, what `TextTasks` accepts.
-        text, label: names of the columns.
         tasks: names of data sets in the folder `path`, such as "ag,yelp,yahoo". None: `path` is one table.
         per_class, test_per_class: maximum number of texts per class of each task. A table is not reduced here.
     """
@@ -180,6 +177,7 @@ class TextTasks(Samples[list[str]]):
         self.task_of: Int64s = np.repeat(np.arange(len(parts)), sizes)
         self.task_of.setflags(write=False)
         self._texts = [each for part in parts.values() for each in part.read(np.arange(len(part)))]
+        limits = {"per_class": per_class, "test_per_class": test_per_class}
         versions = " ".join(parts[task].version for task in sorted(parts))
         super().__init__(
             name="hub" if folder == HUB else Path(folder).resolve().name,
@@ -190,13 +188,7 @@ class TextTasks(Samples[list[str]]):
             ids=np.concatenate([part.ids ^ hash_id(task) for task, part in parts.items()]),
             train=np.concatenate([start + part.train for start, part in places]),
             test=np.concatenate([start + part.test for start, part in places]),
-            options={
-                "tasks": self.tasks,
-                "per_class": per_class,
-                "test_per_class": test_per_class,
-                "seed": seed,
-                "shared": [list(group) for group in groups],
-            },
+            options={"tasks": self.tasks, **limits, "seed": seed, "shared": groups},
             problems=[*(problem for part in parts.values() for problem in part.problems), *problems],
         )
 
@@ -239,10 +231,10 @@ def _chosen(folder: str, names: Sequence[str], found: Mapping[str, object]) -> l
     return chosen
 
 
-def _groups(shared: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
+def _groups(shared: Sequence[Sequence[str]]) -> list[list[str]]:
     if isinstance(shared, str) or any(isinstance(group, str) for group in shared):
         raise GraspError(f'shared must be a list of groups of data sets, such as [["yelp", "amazon"]], got {shared!r}')
-    groups = [tuple(map(_full_name, group)) for group in shared]
+    groups = [[_full_name(name) for name in group] for group in shared]
     _refuse_repeats("shared", [name for group in groups for name in group])
     return groups
 
@@ -254,12 +246,9 @@ def _refuse_repeats(parameter: str, names: Sequence[str]) -> None:
 
 
 def _share_labels(
-    labels_of_task: Mapping[str, list[str]], groups: list[tuple[str, ...]]
+    labels_of_task: Mapping[str, list[str]], groups: list[list[str]]
 ) -> tuple[dict[str, list[Name]], list[str]]:
-    """Name the labels of each data set, and report labels that not all data sets of a group have.
-
-    Shared labels are spelled as in the first data set of the group.
-    """
+    """Name the labels of each data set, and report labels that not all data sets of a group have."""
     names = {task: [(task, label) for label in labels] for task, labels in labels_of_task.items()}
     problems: list[str] = []
     for group in groups:
@@ -277,9 +266,8 @@ def _share_labels(
                 remedy = "give them the same labels, or remove them from shared"
                 raise GraspError(f"{first} and {other} cannot share labels: {found}; {remedy}")
             if one != two:
-                single = few(in_class_order(one ^ two))
-                problems.append(f"{first} and {other} share labels, but only one has: {single}")
-        # The first spelling of a label is the last to be set.
+                problems.append(f"{first} and {other} share labels, but only one has: {few(in_class_order(one ^ two))}")
+        # Labels are spelled as in the first data set of the group, which sets them last.
         every = [label for labels in members.values() for label in labels]
         spelling = {_folded(label): label for label in reversed(every)}
         names |= {task: [(title, spelling[_folded(label)]) for label in labels] for task, labels in members.items()}

@@ -81,10 +81,8 @@ def _check_reading(samples: Samples[Any], name: str, some: np.ndarray[Any, Any])
     expected = batch[order] if isinstance(batch, torch.Tensor) else [batch[place] for place in order]
     assert _equal(samples.read(good[order]), expected), f"{name}.read must follow the order of its indices"
     empty = samples.read([])
-    assert len(empty) == 0, f"{name}.read([]) must return an empty batch"
-    assert type(empty) is type(batch) and getattr(empty, "shape", ())[1:] == getattr(batch, "shape", ())[1:], (
-        f"{name}.read([]) must return an empty batch of the same kind"
-    )
+    same = type(empty) is type(batch) and getattr(empty, "shape", ())[1:] == getattr(batch, "shape", ())[1:]
+    assert len(empty) == 0 and same, f"{name}.read([]) must return an empty batch of the same kind"
 
 
 def _check_refusals(samples: Samples[Any], name: str) -> None:
