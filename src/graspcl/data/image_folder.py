@@ -155,7 +155,7 @@ class ImageFolder(ImageFiles):
                 found = _mapped_classes(mapping, test, more, sorted(train.folders))
             elif "" in found or (set(found) == {"images"} and "images" not in train.folders):
                 raise GraspError(
-                    f"{test.where()} has images without class folders; name their classes in a val_mapping"
+                    f"{test.where()} has images without class folders; give a file of 'name class' lines as val_mapping"
                 )
             else:
                 problems += _empty_folders(test, found, "not tested")
