@@ -24,54 +24,28 @@ Pixels = NDArray[np.uint8]
 _MARGIN = 256 / 224  # the shorter side before the centre crop, relative to the crop (reference: 256, then 224)
 
 
-def decode_image(source: Source, pixels: int, name: str = "") -> Pixels:
-    """Decode one image to RGB uint8 [pixels, pixels, 3].
+def decode_images(
+    sources: Sequence[Source], pixels: int, names: Sequence[str] | None = None, whole: bool = False
+) -> Pixels:
+    """Decode n images to RGB uint8 [n, pixels, pixels, 3], and raise an error at the first unreadable one.
 
     The shorter side is resized to 256/224 · `pixels`, then the centre `pixels` x `pixels` is cropped. An image is never
     enlarged for that margin: if its shorter side is smaller, less is cropped, and only an image smaller than `pixels`
     is enlarged. Greyscale, CMYK, palette and 16-bit images become RGB. Transparency and EXIF rotation are ignored.
 
     Args:
-        source: encoded bytes, a path, or a function that returns one of them.
+        sources: encoded bytes, paths, or functions that return one of them. Threads call the functions and decode.
         pixels: height and width of the result.
-        name: name of the image in error messages, by default its path.
-
-    Raises:
-        GraspError: the image cannot be read.
+        names: names of the images in error messages, by default their paths.
+        whole: keep the whole shorter side, without a margin.
 
     >>> from PIL import Image
     >>> file = io.BytesIO()
     >>> Image.new("L", (300, 200), 7).save(file, "PNG")
-    >>> decode_image(file.getvalue(), 64).shape
-    (64, 64, 3)
+    >>> decode_images([file.getvalue()], 64).shape
+    (1, 64, 64, 3)
     """
-    (image,) = decode_images([source], pixels, names=[name])
-    return np.asarray(image)
-
-
-def decode_images(
-    sources: Sequence[Source],
-    pixels: int,
-    threads: int | None = None,
-    names: Sequence[str] | None = None,
-    whole: bool = False,
-) -> Pixels:
-    """Decode n images like `decode_image`, and raise an error at the first unreadable one.
-
-    Args:
-        sources: encoded bytes, paths or functions. Functions are called in the thread that decodes.
-        pixels: height and width of the result.
-        threads: number of threads. None: one per core.
-        names: names of the images in error messages.
-        whole: keep the whole shorter side, without a margin.
-
-    Returns:
-        RGB uint8 [n, pixels, pixels, 3].
-
-    >>> decode_images([], 32).shape
-    (0, 32, 32, 3)
-    """
-    images, _, problems = decode_some(sources, pixels, threads, names, whole)
+    images, _, problems = decode_some(sources, pixels, names, whole)
     if problems:
         raise GraspError(problems[0])
     return images
@@ -79,34 +53,26 @@ def decode_images(
 
 @checked
 def decode_some(
-    sources: Sequence[Source],
-    pixels: Count,
-    threads: int | None = None,
-    names: Sequence[str] | None = None,
-    whole: bool = False,
+    sources: Sequence[Source], pixels: Count, names: Sequence[str] | None = None, whole: bool = False
 ) -> tuple[Pixels, NDArray[np.int64], list[str]]:
     """Decode n images like `decode_images`, but skip unreadable ones.
 
     Returns:
         The readable images, their positions in `sources` (ascending), and a message for each of the others.
 
-    >>> from PIL import Image
-    >>> file = io.BytesIO()
-    >>> Image.new("L", (6, 6), 7).save(file, "PNG")
-    >>> images, kept, problems = decode_some([b"text", file.getvalue()], 4, names=["a.png", "b.png"])
+    >>> images, kept, problems = decode_some([b"text"], 4, names=["a.png"])
     >>> images.shape, kept.tolist(), problems
-    ((1, 4, 4, 3), [1], ['a.png cannot be read: it is not an image'])
+    ((0, 4, 4, 3), [], ['a.png cannot be read: it is not an image'])
     """
     require("PIL.Image", "images")
     images = np.empty((len(sources), pixels, pixels, 3), dtype=np.uint8)
     names = [""] * len(sources) if names is None else names
     decode = partial(_decode, whole=whole)
-    workers = min(cores() if threads is None else max(1, threads), len(sources))
-    if workers <= 1:
-        problems = list(map(decode, sources, names, images))
-    else:
-        with ThreadPoolExecutor(workers) as pool:
+    if len(sources) > 1 and cores() > 1:
+        with ThreadPoolExecutor(min(cores(), len(sources))) as pool:
             problems = list(pool.map(decode, sources, names, images))
+    else:
+        problems = list(map(decode, sources, names, images))
     kept = np.array([place for place, problem in enumerate(problems) if problem is None], np.int64)
     some = images if len(kept) == len(images) else images[kept]
     return some, kept, [problem for problem in problems if problem is not None]

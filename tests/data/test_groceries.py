@@ -84,7 +84,7 @@ def test_read_keeps_shape_order_and_kind(groceries: Groceries) -> None:
 def test_small_photos_look_like_large_ones(groceries: Groceries) -> None:
     """Decoding at reduced size changes single values a little, not the picture."""
     reduced = copy.copy(groceries)
-    reduced._pixels = 56
+    reduced.options = {"pixels": 56}
     large = groceries.read([40]).float().unfold(2, 4, 4).unfold(3, 4, 4).mean((-1, -2))
     assert (large - reduced.read([40]).float()).abs().mean() < 6
 

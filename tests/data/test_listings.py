@@ -85,7 +85,7 @@ def test_the_fingerprint_is_the_same_on_every_machine(listings: Listings) -> Non
 
 
 def test_options_change_the_fingerprint(listings: Listings, everything: Listings) -> None:
-    others = [everything, Listings(seed=1), Listings(min_samples=300), Listings(test_per_class=50)]
+    others = [everything, Listings(seed=1), Listings(min_samples=300), Listings(test_size=50)]
     assert len({samples.fingerprint() for samples in [listings, *others]}) == 5
     assert not np.array_equal(listings.ids[listings.test], others[1].ids[others[1].test])
 
@@ -97,7 +97,7 @@ def test_the_test_set_does_not_depend_on_max_train(listings: Listings, everythin
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"min_samples": 60}, "min_samples must be larger than test_per_class, .* got 60 and 60"),
+        ({"min_samples": 60}, "min_samples must be larger than test_size, .* got 60 and 60"),
         ({"min_samples": 10**6}, "no class is large enough; .* got min_samples=1000000"),
         ({"max_train": 0}, "max_train must be a whole number of at least 1 or none, got 0"),
         ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),

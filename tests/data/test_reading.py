@@ -224,21 +224,23 @@ def test_a_zip_file_is_opened_once_however_many_threads_read(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("threads", [1, 4])
-def test_the_decoder_skips_unreadable_images(threads: int) -> None:
+def test_the_decoder_skips_unreadable_images(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("graspcl.images.cores", lambda: threads)
     good = [encoded(noise(20, 16, seed)) for seed in range(6)]
-    images, kept, problems = decode_some([*good[:3], b"text", *good[3:], good[0][:200]], 8, threads)
+    images, kept, problems = decode_some([*good[:3], b"text", *good[3:], good[0][:200]], 8)
     np.testing.assert_array_equal(images, decode_images(good, 8))
     assert kept.tolist() == [0, 1, 2, 4, 5, 6]
     assert problems[0] == "an image of 4 bytes cannot be read: it is not an image" and len(problems) == 2
 
 
-def test_the_decoder_decodes_each_image_once() -> None:
+def test_the_decoder_decodes_each_image_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("graspcl.images.cores", lambda: 2)
     opened = []
 
     def source(number: int) -> Any:
         return lambda: opened.append(number) or (b"text" if number == 2 else encoded(noise(9, 9)))
 
-    decode_some([source(number) for number in range(5)], 8, threads=2)
+    decode_some([source(number) for number in range(5)], 8)
     assert sorted(opened) == [0, 1, 2, 3, 4]
 
 

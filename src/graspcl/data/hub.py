@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
-from graspcl.data.table_reader import Rows, check_columns, wanted_columns
+from graspcl.data.table_reader import Record, Rows, check_columns, collect, wanted_columns
 from graspcl.errors import GraspError, require
 
 HUB = "hf:"  # prefix of data sets of the hub
-_TIMEOUT = 5.0  # seconds to wait for an answer of the hub
 
 
 def hub_name(path: str) -> tuple[str, str | None]:
-    """Return the name and the configuration of a data set of the hub.
-
-    >>> hub_name("hf:fancyzhx/ag_news"), hub_name("hf:clinc/clinc_oos:plus")
-    (('fancyzhx/ag_news', None), ('clinc/clinc_oos', 'plus'))
-    """
+    """Return the name and the configuration of a data set of the hub: hf:NAME or hf:NAME:CONFIG."""
     name, _, config = path.removeprefix(HUB).partition(":")
     if not name:
         raise GraspError(f"{path} names no data set; a data set of the hub is {HUB}NAME or {HUB}NAME:CONFIG")
@@ -51,18 +47,17 @@ def hub_rows(where: str, split: Any, text: str | Sequence[str], label: str) -> R
     wanted = wanted_columns(text, label)
     check_columns(where, split.column_names, wanted)
     names = getattr(split.features[label], "names", None)  # of a ClassLabel
-    rows = Rows(where)
-    for row, (*texts, value) in enumerate(zip(*(split[column] for _, column in wanted), strict=True), start=1):
-        # A ClassLabel column contains -1 for a missing label.
-        rows.add(row, texts, value if names is None or value is None else names[value] if value >= 0 else None)
-    return rows.checked()
+    *texts, labels = (split[column] for _, column in wanted)
+    if names is not None:  # a ClassLabel column contains -1 for a missing label
+        labels = [None if label is None or label < 0 else names[label] for label in labels]
+    return collect(where, starmap(Record, enumerate(zip(*texts, labels, strict=True), start=1)))
 
 
 def _is_reachable(name: str) -> bool:
     """Return whether the hub answers. Without this test, datasets would retry for half a minute."""
     hub, errors = require("huggingface_hub", "hub"), require("huggingface_hub.errors", "hub")
     try:
-        hub.HfApi().dataset_info(name, timeout=_TIMEOUT)
+        hub.HfApi().dataset_info(name, timeout=5.0)  # seconds
     except errors.HfHubHTTPError:  # an answer, even if there is no such data set
         return True
     except Exception:  # the connection package, and thus the error, depends on the version

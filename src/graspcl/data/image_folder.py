@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 from graspcl.checks import Count, Range, checked
 from graspcl.data.samples import Codes, Int64s, Samples, few, hash_id, labels_of
 from graspcl.data.splits import held_out
-from graspcl.data.trees import Tree, open_tree
+from graspcl.data.trees import File, Tree, find_file, open_tree, read_lines
 from graspcl.errors import GraspError, require
 from graspcl.images import decode_some
 
@@ -28,16 +28,13 @@ if TYPE_CHECKING:
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"})
 _TESTS = ("val", "valid", "validation", "test")  # `test` comes last, since it often has no labels
 _ANNOTATIONS = "val_annotations.txt"  # the name that Tiny-ImageNet uses
-Mapping = tuple[str, dict[str, str]]  # a file that gives images their classes: its name, and the class of each image
 
 
 class StoredImages(Samples["torch.Tensor"]):
-    """Encoded images, decoded to RGB at `_pixels` x `_pixels` when they are read.
+    """Encoded images, decoded to RGB when they are read, with the height and width of the option `pixels`.
 
     A subclass implements where each image is stored, and its name in messages.
     """
-
-    _pixels: int
 
     @abstractmethod
     def _stored(self, index: int) -> bytes | Path:
@@ -59,33 +56,29 @@ class StoredImages(Samples["torch.Tensor"]):
 
         rows = self.check(indices).tolist()
         sources, titles = [partial(self._stored, row) for row in rows], [self._title(row) for row in rows]
-        images, kept, problems = decode_some(sources, self._pixels, names=titles, whole=self.whole)
+        images, kept, problems = decode_some(sources, self.options["pixels"], names=titles, whole=self.whole)
         return torch.from_numpy(images).permute(0, 3, 1, 2), kept, problems
 
     def encoded_some(self, indices: ArrayLike) -> tuple[Codes, Int64s, list[str]]:
-        found: dict[int, bytes | str] = {}
+        codes: dict[int, bytes | str] = {}
         problems = []
         for place, index in enumerate(self.check(indices).tolist()):
             try:
                 stored = self._stored(index)
                 if isinstance(stored, Path):
-                    with open(stored, "rb"):  # fails if the file is missing
-                        found[place] = os.path.abspath(stored)
-                else:
-                    found[place] = stored
+                    open(stored, "rb").close()  # fails if the file is missing
+                codes[place] = os.path.abspath(stored) if isinstance(stored, Path) else stored
             except GraspError as error:
                 problems.append(str(error))
             except OSError as error:
                 problems.append(f"{self._title(index)} cannot be read: {error.strerror}")
-        codes = np.empty(len(found), object)
-        codes[:] = list(found.values())
-        return codes, np.array(list(found), np.int64), problems
+        return np.array(list(codes.values()), object), np.array(list(codes), np.int64), problems
 
 
 class ImageFiles(StoredImages):
-    """Image files of trees; `_files` holds the tree of each file and its name in the tree."""
+    """Image files of folders and zip files."""
 
-    _files: list[tuple[Tree, str]]
+    _files: list[File]
 
     def _stored(self, index: int) -> bytes | Path:
         tree, name = self._files[index]
@@ -144,20 +137,31 @@ class ImageFolder(ImageFiles):
         tree = _unwrapped(open_tree(Path(path)))
         train, test = _splits(tree, test_split)
         options: dict[str, object] = {"pixels": pixels}
-        classes, names, labels = _class_folders(train)
+        names, found = _images(train)
+        if "" in found:
+            where = train.where(names[found.index("")])
+            raise GraspError(f"{where} is in no class folder; put images into one folder per class")
+        classes = sorted(set(found))
+        labels = labels_of(found, classes, train.where(), "images")
         problems = _empty_folders(train, classes, "left out")
         self._files = [(train, name) for name in names]
         if test is None:
             tested = held_out(labels, np.array([hash_id(name) for name in names]), test_share)
             options["test_share"] = test_share
         else:
-            mapping = _find_mapping(tree, test, val_mapping)
-            more, found = _test_images(test, sorted(train.folders), mapping)
-            problems += _empty_folders(test, found, "not tested") if mapping is None else []
+            more, found = _images(test)
+            if val_mapping is not None or _ANNOTATIONS in test.sizes:  # takes precedence over class folders
+                mapping = (test, _ANNOTATIONS) if val_mapping is None else find_file(val_mapping, tree, "val_mapping")
+                found = _mapped_classes(mapping, test, more, sorted(train.folders))
+            elif "" in found or (set(found) == {"images"} and "images" not in train.folders):
+                raise GraspError(
+                    f"{test.where()} has images without class folders; give a file of 'name class' lines as val_mapping"
+                )
+            else:
+                problems += _empty_folders(test, found, "not tested")
             tested = np.repeat([False, True], [len(names), len(more)])
             labels = np.concatenate([labels, labels_of(found, classes, test.where(), "images")])
             self._files += [(test, name) for name in more]
-        self._pixels = pixels
         super().__init__(
             name=tree.title,
             version=files_digest((part.sizes[name] for part, name in self._files), self._files),
@@ -171,7 +175,7 @@ class ImageFolder(ImageFiles):
         )
 
 
-def files_digest(sizes: Iterable[int], files: Sequence[tuple[Tree, str]]) -> str:
+def files_digest(sizes: Iterable[int], files: Sequence[File]) -> str:
     """Return 12 hex digits that change with the files, to serve as their version.
 
     The digest covers all sizes, and the contents of 32 files: uncompressed files may all have the same size.
@@ -184,9 +188,12 @@ def files_digest(sizes: Iterable[int], files: Sequence[tuple[Tree, str]]) -> str
     return digest.hexdigest()[:12]
 
 
-def image_names(tree: Tree) -> list[str]:
-    """Return the names of all image files of a tree, sorted."""
-    return sorted(name for name in tree.sizes if PurePosixPath(name).suffix.lower() in SUFFIXES)
+def _images(tree: Tree) -> tuple[list[str], list[str]]:
+    """Return the names of all images, sorted, and the top folder of each."""
+    names = sorted(name for name in tree.sizes if PurePosixPath(name).suffix.lower() in SUFFIXES)
+    if not names:
+        raise GraspError(f"{tree.where()} has no images; put them into one folder per class, as in CLASS/photo.jpg")
+    return names, [name.rpartition("/")[0].partition("/")[0] for name in names]
 
 
 def _unwrapped(tree: Tree) -> Tree:
@@ -211,81 +218,33 @@ def _splits(tree: Tree, test_split: str | None) -> tuple[Tree, Tree | None]:
     return train or tree, test
 
 
-def _class_folders(tree: Tree) -> tuple[list[str], list[str], Int64s]:
-    """Return the class names (sorted), the names of the images (sorted by class) and the label of each image."""
-    names = image_names(tree)
-    if not names:
-        raise GraspError(f"{tree.where()} has no images; put them into one folder per class, as in CLASS/photo.jpg")
-    if flat := [name for name in names if "/" not in name]:
-        raise GraspError(f"{tree.where(flat[0])} is in no class folder; put images into one folder per class")
-    found = np.array([name.partition("/")[0] for name in names])
-    classes, labels = np.unique(found, return_inverse=True)
-    return classes.tolist(), names, labels.astype(np.int64)
-
-
 def _empty_folders(tree: Tree, found: Iterable[str], consequence: str) -> list[str]:
     empty = sorted(tree.folders - set(found))
     return [f"{tree.where()} has class folders without images, {consequence}: {few(empty)}"] if empty else []
 
 
-def _test_images(tree: Tree, folders: list[str], mapping: Mapping | None) -> tuple[list[str], list[str]]:
-    """Return the names and classes of the images to test on. A mapping takes precedence over class folders."""
-    names = image_names(tree)
-    if not names:
-        raise GraspError(f"{tree.where()} has no images")
-    if mapping is not None:
-        return names, _mapped_classes(mapping, tree, names, folders)
-    found = [name.partition("/")[0] for name in names]
-    if any("/" not in name for name in names) or (set(found) == {"images"} and "images" not in folders):
-        raise GraspError(
-            f"{tree.where()} has images without class folders; give a file of 'name class' lines as val_mapping"
-        )
-    return names, found
-
-
-def _find_mapping(root: Tree, test: Tree, given: str | Path | None) -> Mapping | None:
-    """Read the mapping `given` as a path or as a name in `root`. None: the usual file in `test`, if it exists."""
-    if given is None:
-        return _parse_mapping(test.read(_ANNOTATIONS), test.where(_ANNOTATIONS)) if _ANNOTATIONS in test.sizes else None
-    if not Path(given).is_file() and str(given) in root.sizes:
-        return _parse_mapping(root.read(str(given)), root.where(str(given)))
-    try:
-        return _parse_mapping(Path(given).read_bytes(), str(given))
-    except OSError as error:
-        raise GraspError(f"val_mapping {given} cannot be read: {error.strerror}") from error
-
-
-def _parse_mapping(content: bytes, where: str) -> Mapping:
-    class_of = {}
-    for number, line in enumerate(content.decode("utf-8", errors="replace").splitlines(), start=1):
-        if not line.strip():
-            continue
-        # Tabs separate columns if there are any, so that class names may contain spaces.
-        fields = line.split("\t") if "\t" in line else re.split(r"[,\s]+", line.strip())
-        if len(fields) < 2:
-            raise GraspError(f"{where}, line {number}: {line.strip()!r} has no class; a line is 'name class'")
-        class_of[fields[0].strip()] = fields[1].strip()
-    return where, class_of
-
-
-def _mapped_classes(mapping: Mapping, tree: Tree, names: list[str], folders: list[str]) -> list[str]:
+def _mapped_classes(mapping: File, tree: Tree, names: list[str], folders: list[str]) -> list[str]:
     """Return the class of each image, found by its path, its file name, or its file name without suffix.
 
     Numbers count the class folders of `train` in sorted order, including empty ones.
     """
-    where, class_of = mapping
+    class_of = {}
+    for where, line in read_lines(mapping):
+        # Tabs separate columns if there are any, so that class names may contain spaces.
+        key, *values = line.split("\t") if "\t" in line else re.split(r"[,\s]+", line)
+        if not values:
+            raise GraspError(f"{where}: {line!r} has no class; a line is 'name class'")
+        class_of[key.strip()] = values[0].strip()
+    file = mapping[0].where(mapping[1])
     keys = [(name, PurePosixPath(name).name, PurePosixPath(name).stem) for name in names]
-    found = [next((class_of[key] for key in some if key in class_of), None) for some in keys]
-    if missing := [name for name, value in zip(names, found, strict=True) if value is None]:
-        raise GraspError(f"{where} gives no class for {len(missing)} images of {tree.where()}: {few(missing)}")
-    values = [value for value in found if value is not None]
+    found = [next((class_of[key] for key in some if key in class_of), "") for some in keys]
+    if missing := [name for name, value in zip(names, found, strict=True) if not value]:
+        raise GraspError(f"{file} gives no class for {len(missing)} images of {tree.where()}: {few(missing)}")
     # Where folders are named by numbers, a number is a name.
-    if not all(re.fullmatch(r"-?\d{1,9}", value) for value in values) or any(map(str.isdecimal, folders)):
-        return values
-    for name, value in zip(names, values, strict=True):
+    if not all(re.fullmatch(r"-?\d{1,9}", value) for value in found) or any(map(str.isdecimal, folders)):
+        return found
+    for name, value in zip(names, found, strict=True):
         if not 0 <= int(value) < len(folders):
-            raise GraspError(
-                f"{where} gives {name} the class {value}, but train has {len(folders)} class folders, "
-                f"numbered 0..{len(folders) - 1} in sorted order"
-            )
-    return [folders[int(value)] for value in values]
+            numbers = f"{len(folders)} class folders, numbered 0..{len(folders) - 1} in sorted order"
+            raise GraspError(f"{file} gives {name} the class {value}, but train has {numbers}")
+    return [folders[int(value)] for value in found]

@@ -15,7 +15,7 @@ from graspcl.checks import Count, checked
 from graspcl.data.image_folder import ImageFiles, ImageFolder, files_digest
 from graspcl.data.samples import Samples, few, hash_id
 from graspcl.data.sources import data_sources
-from graspcl.data.trees import FolderTree, Tree, open_tree
+from graspcl.data.trees import File, FolderTree, Tree, find_file, open_tree, read_lines
 from graspcl.errors import GraspError, require
 
 if TYPE_CHECKING:
@@ -30,24 +30,13 @@ def open_images(
 
     They are an `ImageList` if there is a list such as Places_LT_train.txt, else an `ImageFolder`, whose parameters
     these are.
-
-    >>> import tempfile
-    >>> from PIL import Image
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     for name in ("cat/1.png", "cat/2.png"):
-    ...         (Path(folder) / name).parent.mkdir(exist_ok=True)
-    ...         Image.new("RGB", (40, 30)).save(Path(folder) / name)
-    ...     type(open_images(folder)).__name__
-    'ImageFolder'
     """
     lists = train_lists(Path(path), open_tree(Path(path)))
     if not lists:
         return ImageFolder(path, pixels, val_mapping=val_mapping, test_split=test_split)
     for name, value in (("val_mapping", val_mapping), ("test_split", test_split)):
         if value is not None:
-            raise GraspError(
-                f"{path}: {name} is for class folders, but {lists[0].name} lists the images; remove {name}"
-            )
+            raise GraspError(f"{path}: {name} is for class folders, but {lists[0][1]} lists the images; remove {name}")
     return ImageList(path, pixels=pixels)
 
 
@@ -95,19 +84,16 @@ class ImageList(ImageFiles):
     ) -> None:
         require("PIL.Image", "images")  # fail now, not after minutes of work
         tree = open_tree(Path(path))
-        trained, tested = (_parse(file, classes) for file in _find_lists(Path(path), tree, train, test))
-        lines = [*trained, *tested]
-        _refuse_duplicates(lines)
+        (within, name), test_list = _find_lists(Path(path), tree, train, test)
+        trained, tested = _parse((within, name), classes), _parse(test_list, classes)
+        lines, train_list = [*trained, *tested], within.where(name)
         self._files, sizes = _find_images(tree, lines)
         numbers = sorted({line.label for line in trained})
         label_of = {number: label for label, number in enumerate(numbers)}
         for line in tested:
             if line.label not in label_of:
-                raise GraspError(
-                    f"{line.where}: label {line.label} is not in {trained[0].file}; "
-                    "a class needs training images before it can be tested"
-                )
-        self._pixels = pixels
+                raise GraspError(f"{line.where}: label {line.label} is not in {train_list}; add training images of it")
+        unused = [str(number) for number in range(classes or numbers[-1] + 1) if number not in label_of]
         super().__init__(
             name=tree.title,
             version=files_digest(sizes, self._files),
@@ -117,109 +103,74 @@ class ImageList(ImageFiles):
             train=np.arange(len(trained)),
             test=np.arange(len(trained), len(lines)),
             options={"pixels": pixels},
-            problems=_unused_labels(trained[0].file, label_of, classes),
+            problems=[f"{train_list} has labels without images, left out: {few(unused)}"] if unused else [],
         )
 
 
-class _File(NamedTuple):
-    """A list: a file of a tree."""
-
-    tree: Tree
-    name: str
-
-
 class _Line(NamedTuple):
-    """A line of a list."""
+    """A line of a list: its place, and the image and label that it names."""
 
-    file: str
-    number: int
+    where: str
     name: str
     label: int
 
-    @property
-    def where(self) -> str:
-        return f"{self.file}, line {self.number}"
 
-
-def train_lists(root: Path, tree: Tree) -> list[_File]:
+def train_lists(root: Path, tree: Tree) -> list[File]:
     """Find lists to train on: train.txt or …_train.txt at the top of the tree at `root`.
 
     Next to a zip file, lists count whose names begin like the zip file's.
     """
-    found = [_File(tree, name) for name in sorted(tree.files) if re.fullmatch(r"(.*_)?train\.txt", name)]
+    found = [(tree, name) for name in sorted(tree.files) if re.fullmatch(r"(.*_)?train\.txt", name)]
     if root.is_file():
         beside = FolderTree(root.parent)
         pattern = rf"{re.escape(root.stem)}.*_train\.txt"
-        found += [_File(beside, name) for name in sorted(beside.files) if re.fullmatch(pattern, name)]
+        found += [(beside, name) for name in sorted(beside.files) if re.fullmatch(pattern, name)]
     return found
 
 
-def _find_lists(root: Path, tree: Tree, train: str | Path | None, test: str | Path | None) -> tuple[_File, _File]:
+def _find_lists(root: Path, tree: Tree, train: str | Path | None, test: str | Path | None) -> tuple[File, File]:
     """Find the lists to train and to test on, as given or by their names."""
-    if train is not None:
-        train_list = _given_list(tree, train)
-    else:
-        found = train_lists(root, tree)
-        if len(found) != 1:
-            several = few([file.name for file in found])
-            fault = f"has several lists to train on: {several}" if found else "has no list that ends in _train.txt"
-            raise GraspError(f"{tree.where()} {fault}; name the list to use as train")
-        (train_list,) = found
+    found = train_lists(root, tree) if train is None else [find_file(train, tree, "list")]
+    if len(found) != 1:
+        several = few([name for _, name in found])
+        fault = f"has several lists to train on: {several}" if found else "has no list that ends in _train.txt"
+        raise GraspError(f"{tree.where()} {fault}; name the list to use as train")
     if test is not None:
-        return train_list, _given_list(tree, test)
-    start = train_list.name.removesuffix("train.txt")
-    beside = [f"{start}test.txt", f"{start}val.txt"] if start != train_list.name else []
-    for name in beside:
-        if train_list.tree.size(name) is not None:
-            return train_list, _File(train_list.tree, name)
+        return found[0], find_file(test, tree, "list")
+    within, name = found[0]
+    start = name.removesuffix("train.txt")
+    beside = [f"{start}test.txt", f"{start}val.txt"] if start != name else []
+    for other in beside:
+        if within.size(other) is not None:
+            return found[0], (within, other)
     missing = f"neither {beside[0]} nor {beside[1]}" if beside else "no list to test on"
-    where = train_list.tree.where(train_list.name)
-    raise GraspError(f"there is {missing} next to {where}; name the list to use as test")
+    raise GraspError(f"there is {missing} next to {within.where(name)}; name the list to use as test")
 
 
-def _given_list(tree: Tree, given: str | Path) -> _File:
-    path = Path(given)
-    if path.is_file():
-        return _File(FolderTree(path.parent), path.name)
-    if tree.size(str(given)) is not None:
-        return _File(tree, str(given))
-    raise GraspError(f"there is no list {given}, neither as a path nor in {tree.where()}")
-
-
-def _parse(file: _File, classes: int | None) -> list[_Line]:
-    where, found = file.tree.where(file.name), []
-    for number, text in enumerate(file.tree.read(file.name).decode("utf-8-sig", errors="replace").split("\n"), start=1):
-        fields = text.strip().rsplit(maxsplit=1)
-        if not fields:
-            continue
-        at = f"{where}, line {number}"
-        if len(fields) < 2:
-            raise GraspError(f"{at}: {text.strip()!r} has no label; a line is 'path label', as in 'abbey/1.jpg 0'")
-        name, label = fields
-        if not re.fullmatch(r"[0-9]{1,9}", label):
-            raise GraspError(f"{at}: the label must be a whole number from 0, got {label!r}")
-        if classes is not None and int(label) >= classes:
-            raise GraspError(
-                f"{at}: the label must lie in 0..{classes - 1}, as there are {classes} classes, got {label}"
-            )
-        found.append(_Line(where, number, posixpath.normpath(name), int(label)))
+def _parse(file: File, classes: int | None) -> list[_Line]:
+    found = []
+    for where, line in read_lines(file):
+        name, *label = line.rsplit(maxsplit=1)
+        if not label:
+            raise GraspError(f"{where}: {name!r} has no label; a line is 'path label', as in 'abbey/1.jpg 0'")
+        if not re.fullmatch(r"[0-9]{1,9}", label[0]):
+            raise GraspError(f"{where}: the label must be a whole number from 0, got {label[0]!r}")
+        if classes is not None and int(label[0]) >= classes:
+            raise GraspError(f"{where}: the label must lie in 0..{classes - 1} for {classes} classes, got {label[0]}")
+        found.append(_Line(where, posixpath.normpath(name), int(label[0])))
     if not found:
-        raise GraspError(f"{where} names no image")
+        raise GraspError(f"{file[0].where(file[1])} names no image")
     return found
 
 
-def _refuse_duplicates(lines: list[_Line]) -> None:
+def _find_images(tree: Tree, lines: list[_Line]) -> tuple[list[File], list[int]]:
+    """Return where each image is, and its size in bytes. Refuse images that are missing or named twice."""
+    part = functools.cache(tree.part)
     seen: dict[str, _Line] = {}
+    files, sizes, missing = [], [], []
     for line in lines:
         if (before := seen.setdefault(line.name, line)) is not line:
             raise GraspError(f"{line.where}: {line.name} is already named in {before.where}; remove one of the lines")
-
-
-def _find_images(tree: Tree, lines: list[_Line]) -> tuple[list[tuple[Tree, str]], list[int]]:
-    """Return where each image is, and its size in bytes."""
-    part = functools.cache(tree.part)
-    files, sizes, missing = [], [], []
-    for line in lines:
         file, size = (tree, line.name), tree.size(line.name)
         top, _, rest = line.name.partition("/")
         if size is None and top and rest and (inner := part(top)) is not None:  # a zip file instead of the folder
@@ -234,11 +185,6 @@ def _find_images(tree: Tree, lines: list[_Line]) -> tuple[list[tuple[Tree, str]]
     return files, sizes
 
 
-def _unused_labels(where: str, used: dict[int, int], classes: int | None) -> list[str]:
-    unused = [str(number) for number in range(classes or max(used) + 1) if number not in used]
-    return [f"{where} has labels without images, left out: {few(unused)}"] if unused else []
-
-
 def _class_names(train: list[_Line], numbers: list[int]) -> list[str]:
     """Name each class: "abbey" for a/abbey/1.jpg, or "hotel/outdoor" if another class is also called "outdoor"."""
     folder_of: dict[int, str] = {}
@@ -246,19 +192,14 @@ def _class_names(train: list[_Line], numbers: list[int]) -> list[str]:
         folder = posixpath.dirname(line.name)
         folder_of[line.label] = folder if folder_of.setdefault(line.label, folder) == folder else ""
     uses = Counter(folder_of.values())
-    own = {number: folder for number, folder in folder_of.items() if folder and uses[folder] == 1}
-    short = _shortened(list(own.values()))
-    names = [short[own[number]] if number in own else str(number) for number in numbers]
+    ends = {number: _ends(folder) for number, folder in folder_of.items() if folder and uses[folder] == 1}
+    shared = Counter(end for some in ends.values() for end in some)
+    short = {number: next((end for end in some if shared[end] == 1), some[-1]) for number, some in ends.items()}
+    names = [short.get(number, str(number)) for number in numbers]
     return names if len(set(names)) == len(names) else [str(number) for number in numbers]
 
 
-def _shortened(folders: list[str]) -> dict[str, str]:
-    """Shorten each folder to its last parts, as many as make it unique."""
-    short: dict[str, str] = {}
-    depth = 1
-    while left := [folder for folder in folders if folder not in short]:
-        ends = {folder: "/".join(folder.split("/")[-depth:]) for folder in folders}
-        counts = Counter(ends.values())
-        short |= {folder: ends[folder] for folder in left if counts[ends[folder]] == 1 or ends[folder] == folder}
-        depth += 1
-    return short
+def _ends(folder: str) -> list[str]:
+    """Return the last folder of a path, the last two, …, and the whole path."""
+    parts = folder.split("/")
+    return ["/".join(parts[-depth:]) for depth in range(1, len(parts) + 1)]

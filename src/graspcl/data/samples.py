@@ -52,7 +52,7 @@ class Samples(ABC, Generic[Batch]):
     ids: Int64s
     train: Int64s
     test: Int64s
-    options: Mapping[str, object] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     whole = False  # images: keep the whole shorter side, like the codec 'encoded' with `whole`
 
@@ -95,18 +95,20 @@ class Samples(ABC, Generic[Batch]):
         except MissingExtra:  # nothing can be read
             raise
         except GraspError:
-            faults = [self._fault(row) for row in rows]
-        kept = np.array([place for place, fault in enumerate(faults) if fault is None], np.int64)
-        return self.read(rows[kept]), kept, [fault for fault in faults if fault is not None]
+            problems: dict[int, str] = {}
+        for place, row in enumerate(rows):
+            try:
+                self.read([row])
+            except GraspError as error:
+                problems[place] = str(error)
+        kept = np.delete(np.arange(len(rows)), list(problems))
+        return self.read(rows[kept]), kept, list(problems.values())
 
     def encoded_some(self, indices: ArrayLike) -> tuple[Codes, Int64s, list[str]]:
         """Return the image files at `indices` [n] as the codec 'encoded' stores them, and skip missing files.
 
-        Images are not decoded, so some of them may still turn out to be unreadable.
-
-        Returns:
-            For each image its path, or its bytes if it is not a file of its own. Then positions and messages, as from
-            `read_some`.
+        An image is its path, or its bytes if it is not a file of its own. Images are not decoded, so some of them may
+        still turn out to be unreadable. Positions and messages follow, as from `read_some`.
         """
         raise GraspError(f"{self.name} has no image files; only sources of images do")
 
@@ -121,14 +123,11 @@ class Samples(ABC, Generic[Batch]):
         """Return `indices` [n] as int64, or raise an error: masks and negative indices are refused."""
         array = np.asarray(indices)
         if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-            raise GraspError(
-                f"{self.name}: indices must be a one-dimensional array of whole numbers, "
-                f"got {array.dtype} of shape {array.shape}"
-            )
-        if array.size and (array.min() < 0 or array.max() >= len(self)):
-            raise GraspError(
-                f"{self.name}: indices must lie in 0..{len(self) - 1}, got values from {array.min()} to {array.max()}"
-            )
+            found = f"{array.dtype} of shape {array.shape}"
+            raise GraspError(f"{self.name}: indices must be a one-dimensional array of whole numbers, got {found}")
+        if _outside(array, len(self)):
+            found = f"values from {array.min()} to {array.max()}"
+            raise GraspError(f"{self.name}: indices must lie in 0..{len(self) - 1}, got {found}")
         return array.astype(np.int64)
 
     def fingerprint(self) -> str:
@@ -139,40 +138,23 @@ class Samples(ABC, Generic[Batch]):
             digest.update(len(array).to_bytes(8, "little") + array.astype("<i8").tobytes())
         return digest.hexdigest()[:16]
 
-    def _fault(self, row: int) -> str | None:
-        try:
-            self.read([row])
-        except GraspError as error:
-            return str(error)
-        return None
-
 
 def hash_id(text: str) -> int:
-    """Return a 63-bit hash of a text or file name, used as the id of a sample.
-
-    >>> hash_id("cat/1.png") == hash_id("cat/1.png") != hash_id("cat/2.png")
-    True
-    """
+    """Return a 63-bit hash of a text or file name, used as the id of a sample."""
     return int.from_bytes(hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=8).digest(), "little") >> 1
 
 
 def few(names: Sequence[str]) -> str:
-    """List the first five names and count the others, for a message.
-
-    >>> few(["a", "b", "c", "d", "e", "f", "g"])
-    'a, b, c, d, e and 2 more'
-    """
+    """List the first five names and count the others, for a message: "a, b, c, d, e and 2 more"."""
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def labels_of(names: Sequence[str], classes: Sequence[str], where: str, kind: str) -> Int64s:
-    """Return the label of each class name, [n]. Refuse classes that have no training samples."""
+    """Return the label of each class name, [n]. Refuse names that are not in `classes`, those of the training data."""
+    if unknown := sorted(set(names) - set(classes)):
+        remedy = "add them to the training data, or remove them from the test data"
+        raise GraspError(f"{where} has classes without training {kind}: {few(unknown)}; {remedy}")
     label_of = {name: label for label, name in enumerate(classes)}
-    if unknown := [name for name in dict.fromkeys(names) if name not in label_of]:
-        raise GraspError(
-            f"{where} has classes without training {kind}: {few(sorted(unknown))}; "
-            f"add {kind} of these classes to the training data, or remove them from the test data"
-        )
     return np.array([label_of[name] for name in names], np.int64)
 
 

@@ -67,16 +67,7 @@ def open_samples(data: Any, reads: str) -> Samples[Any]:
 def check_source(data: Any, reads: str, label: str) -> None:
     """Refuse data that do not exist or do not fit the other settings, before anything is read.
 
-    Args:
-        data: data settings, as for `open_samples`.
-        reads: what the network reads: "images", "texts" or "vectors".
-        label: name of the run, for messages.
-
-    >>> from types import SimpleNamespace
-    >>> check_source(SimpleNamespace(path="nowhere"), "images", "my run")
-    Traceback (most recent call last):
-        ...
-    graspcl.errors.GraspError: --data nowhere: there is no such folder or file; by name there are groceries
+    `data` and `reads` are those of `open_samples`; `label` is the name of the run, for messages.
     """
     path = data.path
     if not path:
@@ -101,12 +92,9 @@ def check_source(data: Any, reads: str, label: str) -> None:
 
 def _source(path: str, reads: str) -> str:
     """Return the name of the source to create: `path` itself, or for a file or folder `images:PATH` or `texts:PATH`."""
-    named = path in data_sources and "path" not in _required(path)  # a folder may be called images
+    # A folder may be called images, but the source images needs a path.
+    named = path in data_sources and data_sources.parameters(path).get("path") is not Parameter.empty
     return path if named else f"{_OPENS_FILES[reads]}:{path}"
-
-
-def _required(name: str) -> list[str]:
-    return [key for key, default in data_sources.parameters(name).items() if default is Parameter.empty]
 
 
 def _parameters(data: Any, name: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,8 +19,6 @@ def rank_in_class(labels: Int64s, keys: Int64s | None = None) -> Int64s:
 
     A class is sorted by `keys` [n], and samples with equal keys share a rank. Without keys it is sorted by position.
 
-    >>> rank_in_class(np.array([5, 5, 7, 5])).tolist()
-    [0, 1, 0, 2]
     >>> rank_in_class(np.array([5, 5, 7, 5]), keys=np.array([9, 4, 3, 9])).tolist()
     [1, 0, 0, 1]
     """
@@ -37,9 +36,6 @@ def held_out(labels: Int64s, keys: Int64s, share: float, per_class: int | None =
 
     A positive `share` of a class is at least one sample, but never the last. `per_class` sets the number instead.
     Samples with equal keys count once and stay together.
-
-    >>> held_out(np.array([0, 0, 0, 1]), np.array([7, 3, 9, 1]), share=0.3).tolist()
-    [False, True, False, False]
     """
     rank = rank_in_class(labels, keys)
     sizes = np.zeros(labels.max(initial=-1) + 1, np.int64)
@@ -47,6 +43,13 @@ def held_out(labels: Int64s, keys: Int64s, share: float, per_class: int | None =
     asked = np.maximum(np.round(share * sizes), share > 0) if per_class is None else np.full(len(sizes), per_class)
     mask: NDArray[np.bool_] = rank < np.minimum(asked, sizes - 1)[labels]
     return mask
+
+
+def rows_of_split(labels: Int64s, ids: Int64s, train: Int64s, test: Int64s) -> tuple[Int64s, dict[str, Any]]:
+    """Return the rows that are in a split, ascending, and the arrays of `Samples` that has these rows alone."""
+    rows = np.sort(np.concatenate([train, test]))
+    places = {"train": np.searchsorted(rows, train), "test": np.searchsorted(rows, test)}
+    return rows, {"labels": labels[rows], "ids": ids[rows], **places}
 
 
 @checked
@@ -64,13 +67,9 @@ class Subset(Samples[Batch]):
         test_per_class: maximum number of test samples per class. None: all.
         rng: generator for the draws.
 
-    >>> class Words(Samples[list[str]]):
-    ...     def read(self, indices):
-    ...         return [["ant", "bee", "cod", "dab", "emu"][i] for i in self.check(indices)]
-    >>> words = Words("words", "1", ["insect", "fish", "bird"], [0, 0, 1, 1, 2], [5, 6, 7, 8, 9], [0, 1, 2, 4], [3])
-    >>> some = Subset(words, classes=[2, 1], rng=np.random.default_rng(0))
-    >>> some.classes, some.labels.tolist(), some.read(some.train), some.read(some.test)
-    (['fish', 'bird'], [0, 0, 1], ['cod', 'emu'], ['dab'])
+    >>> from graspcl.data import Groceries
+    >>> Subset(Groceries(), classes=[2, 1], per_class=5, rng=np.random.default_rng(0)).classes
+    ['Cantaloupe', 'Conference']
     """
 
     def __init__(
@@ -82,7 +81,13 @@ class Subset(Samples[Batch]):
         *,
         rng: np.random.Generator,
     ) -> None:
-        chosen = np.arange(len(samples.classes)) if classes is None else _check_classes(samples, classes)
+        chosen = every = np.arange(len(samples.classes))
+        if classes is not None:
+            labels = np.asarray(classes)
+            chosen = np.intersect1d(labels, every).astype(np.int64) if labels.dtype.kind in "iu" else every[:0]
+            if labels.ndim != 1 or not labels.size or len(chosen) < len(labels):
+                valid = f"different labels in 0..{len(every) - 1}"
+                raise GraspError(f"{samples.name}: classes must be {valid}, got {classes!r}")
         new_label = np.full(len(samples.classes), -1)
         new_label[chosen] = np.arange(len(chosen))
         train = _draw(samples.train, samples.labels, new_label, per_class, rng)
@@ -91,18 +96,14 @@ class Subset(Samples[Batch]):
             names = few([samples.classes[label] for label in bare])
             raise GraspError(f"{samples.name} has classes without training samples: {names}; choose other classes")
         self.samples, self.whole = samples, samples.whole
-        self._rows = np.sort(np.concatenate([train, test]))
-        earlier = samples.options.get("subset", [])
+        self._rows, arrays = rows_of_split(new_label[samples.labels], samples.ids, train, test)
         choice = {"classes": chosen.tolist(), "per_class": per_class, "test_per_class": test_per_class}
         super().__init__(
             name=samples.name,
             version=samples.version,
             classes=[samples.classes[label] for label in chosen],
-            labels=new_label[samples.labels[self._rows]],
-            ids=samples.ids[self._rows],
-            train=np.searchsorted(self._rows, train),
-            test=np.searchsorted(self._rows, test),
-            options={**samples.options, "subset": [*(earlier if isinstance(earlier, list) else []), choice]},
+            **arrays,
+            options={**samples.options, "subset": [*samples.options.get("subset", []), choice]},
             problems=samples.problems,
         )
 
@@ -127,13 +128,7 @@ def take(
     per_class: int | None = None,
     test_per_class: int | None = None,
 ) -> tuple[Samples[Batch], Int64s]:
-    """Reduce the samples of a run: keep the first classes of an order, and some samples of each.
-
-    Args:
-        samples: the source.
-        order: all labels, in the order in which classes arrive.
-        classes: number of classes to keep. None: all.
-        per_class, test_per_class: as for `Subset`.
+    """Reduce the samples of a run: keep the first `classes` of `order`, and some samples of each, as in `Subset`.
 
     Returns:
         The samples that remain, and their new labels in the order in which classes arrive.
@@ -145,26 +140,12 @@ def take(
     """
     if (classes, per_class, test_per_class) == (None, None, None):
         return samples, order
-    number = len(order) if classes is None else classes
-    if number > len(order):
-        raise GraspError(f"--data.classes {number}: {samples.name} has only {len(order)} classes")
-    chosen = order[:number]
+    if classes is not None and classes > len(order):
+        raise GraspError(f"--data.classes {classes}: {samples.name} has only {len(order)} classes")
+    chosen = order[:classes]
     # The same samples for every seed, so that runs share cached latents.
     rng = generator(0, "subset")
     return Subset(samples, np.sort(chosen), per_class, test_per_class, rng=rng), np.argsort(np.argsort(chosen))
-
-
-def _check_classes(samples: Samples[Batch], classes: Sequence[int] | Int64s) -> Int64s:
-    """Return the labels to keep, ascending."""
-    labels = np.asarray(classes)
-    if labels.ndim != 1 or not labels.size or labels.dtype.kind not in "iu":
-        raise GraspError(f"{samples.name}: classes must be a list of labels, got {classes!r}")
-    if labels.min() < 0 or labels.max() >= len(samples.classes):
-        beyond = labels[(labels < 0) | (labels >= len(samples.classes))][0]
-        raise GraspError(f"{samples.name}: classes must lie in 0..{len(samples.classes) - 1}, got {beyond}")
-    if len(np.unique(labels)) < len(labels):
-        raise GraspError(f"{samples.name}: classes must not name a class twice, got {classes!r}")
-    return np.sort(labels).astype(np.int64)
 
 
 def _draw(indices: Int64s, labels: Int64s, new_label: Int64s, limit: int | None, rng: np.random.Generator) -> Int64s:

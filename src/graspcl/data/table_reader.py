@@ -8,18 +8,17 @@ lines of a JSONL file from 1; rows of a Parquet file from 1.
 from __future__ import annotations
 
 import csv
-import difflib
 import json
-import math
 import re
 import reprlib
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import partial
-from itertools import chain, count
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,51 +28,18 @@ _LONG = 20_000  # characters; longer texts are reported
 _BOM = b"\xef\xbb\xbf"
 _NO_LABEL = ("", "nan", "NaN")  # what files contain in place of a missing label
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?(e[+-]?[0-9]+)?", re.IGNORECASE)
-_LONGEST_FIELD = 2**31 - 1  # characters
 _field_limit_in_use = threading.Lock()
 Wanted = Sequence[tuple[str, str]]  # columns to read, each with the option that sets it: ("--data.text", "text")
 
 
 @dataclass
 class Rows:
-    """Texts and labels of a table, and a message for each row that is left out.
-
-    Very long texts are kept, but reported.
-
-    >>> rows = Rows("news.csv")
-    >>> rows.add(2, ["Rates fall."], "Business")
-    >>> rows.add(3, [" "], "Sports")
-    >>> rows.texts, rows.labels, rows.problems
-    (['Rates fall.'], ['Business'], ['news.csv row 3: empty text'])
-    """
+    """Texts and labels of a table, and a message for each row that is left out."""
 
     where: str
     texts: list[str] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-
-    def add(self, row: int, texts: Sequence[object], label: object) -> None:
-        """Store a row if it is valid, else report it. Several texts are joined by spaces."""
-        try:
-            valid = _as_text(texts), _as_label(label)
-        except _BadValue as reason:
-            self.report(row, str(reason))
-            return
-        self.texts.append(valid[0])
-        self.labels.append(valid[1])
-        if (length := len(valid[0])) > _LONG:
-            self.report(row, f"{length:,} characters; kept, but a transformer reads only its first tokens")
-
-    def report(self, row: int, problem: str) -> None:
-        """Store a message about a row."""
-        self.problems.append(f"{self.where} row {row}: {problem}")
-
-    def checked(self) -> Rows:
-        """Return these rows, or raise an error if there are none."""
-        if not self.texts:
-            reason = f"; bad rows: {len(self.problems)}, the first: {self.problems[0]}" if self.problems else ""
-            raise GraspError(f"{self.where} has no usable rows{reason}")
-        return self
 
 
 class Field(NamedTuple):
@@ -101,39 +67,45 @@ def read_rows(path: Path, text: str | Sequence[str], label: str) -> Rows:
 
     CSV and TSV files have no types. There, a text may be a number. Labels that are all numbers count by value: 1 and
     1.0 are one class, and 0.5 is refused. A label of nan is a missing label.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     file = Path(folder) / "news.csv"
-    ...     size = file.write_text('text,label\\n"Rates, again",1.0\\n12345,2\\nGoal!\\n')
-    ...     rows = read_rows(file, "text", "label")
-    >>> rows.texts, rows.labels, [problem.split("/")[-1] for problem in rows.problems]
-    (['Rates, again', '12345'], ['1', '2'], ['news.csv row 4: 1 column where the header has 2'])
     """
     kind = path.suffix.lower()
     if not path.exists():
         raise GraspError(f"there is no file or folder {path}")
     if kind not in READERS:
         raise GraspError(f"{path} is not a table; its name must end in one of {', '.join(READERS)}")
-    records: Iterable[Record] = _read(path, READERS[kind], wanted_columns(text, label))
-    rows = Rows(str(path))
-    for record in _with_typed_labels(list(records)) if kind in (".csv", ".tsv") else records:
-        if record.fault:
-            rows.report(record.row, record.fault)
-        else:
-            rows.add(record.row, record.values[:-1], record.values[-1])
-    return rows.checked()
+    records = _read(path, READERS[kind], wanted_columns(text, label))
+    return collect(str(path), _with_typed_labels(list(records)) if kind in (".csv", ".tsv") else records)
+
+
+def collect(where: str, records: Iterable[Record]) -> Rows:
+    """Collect valid rows and report the others. Very long texts are kept, but reported.
+
+    >>> rows = collect("news.csv", [Record(2, ("Rates fall.", "Business")), Record(3, (" ", "Sports"))])
+    >>> rows.texts, rows.labels, rows.problems
+    (['Rates fall.'], ['Business'], ['news.csv row 3: empty text'])
+    """
+    rows = Rows(where)
+    for row, values, fault, _ in records:
+        if not fault:
+            try:
+                text, label = _as_text(values[:-1]), _as_label(values[-1])
+            except _BadValue as reason:
+                fault = str(reason)
+            else:
+                rows.texts.append(text)
+                rows.labels.append(label)
+                if len(text) > _LONG:
+                    fault = f"{len(text):,} characters; kept, but a transformer reads only its first tokens"
+        if fault:
+            rows.problems.append(f"{where} row {row}: {fault}")
+    if not rows.texts:
+        bad = f"; bad rows: {len(rows.problems)}, the first: {rows.problems[0]}" if rows.problems else ""
+        raise GraspError(f"{where} has no usable rows{bad}")
+    return rows
 
 
 def read_column(path: Path, text: str) -> list[Field]:
-    """Read one column of a table, or the lines of any file that ends in .txt.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     size = (Path(folder) / "news.csv").write_text('id,text\\n1,"Rates, again"\\n2\\n')
-    ...     [tuple(field) for field in read_column(Path(folder) / "news.csv", "text")]
-    [(2, 'Rates, again', ''), (3, None, '1 column where the header has 2')]
-    """
+    """Read one column of a table, or the lines of any file that ends in .txt."""
     reader = {".txt": _read_lines, **READERS}.get(path.suffix.lower(), _read_jsonl)
     found = []
     for record in _read(path, reader, [("--text", text)]):
@@ -149,38 +121,27 @@ def wanted_columns(text: str | Sequence[str], label: str) -> Wanted:
 
 
 def check_columns(where: str, columns: Sequence[str], wanted: Wanted) -> None:
-    """Refuse a table that lacks a wanted column, or has it twice.
-
-    >>> check_columns("news.csv", ["texts", "label"], [("--data.text", "text")])
-    Traceback (most recent call last):
-        ...
-    graspcl.errors.GraspError: news.csv has no column 'text'; its columns are texts, label; did you mean 'texts'? \
-Choose a column with --data.text NAME (in Python: text=)
-    """
+    """Refuse a table that lacks a wanted column, or has it twice."""
     names = [name for _, name in wanted]
     if len(set(names)) < len(names):
         raise GraspError(f"{where}: text and label must be two different columns, got {names[0]!r} for both")
     if missing := {option: name for option, name in wanted if name not in columns}:
         # Names may have any encoding, but an error must always be printable.
         shown = [column.encode(errors="backslashreplace").decode() for column in columns]
-        near = [close for name in missing.values() if (close := _nearest_column(name, shown))]
-        hint = f"; did you mean {' and '.join(map(repr, near))}? Choose" if near else "; choose"
-        arguments = [f"{re.split('[.-]', option)[-1]}=" for option in missing]
+        folded = {column.casefold(): column for column in shown}
+        # The cutoff keeps 'text' and 'intent' apart.
+        close = [get_close_matches(name.casefold(), folded, n=1, cutoff=0.75) for name in missing.values()]
+        near = " and ".join(repr(folded[found[0]]) for found in close if found)
+        hint = f"did you mean {near}? Choose" if near else "choose"
+        options = " ".join(f"{option} NAME" for option in missing)
+        arguments = ", ".join(f"{re.split('[.-]', option)[-1]}=" for option in missing)
         raise GraspError(
-            f"{where} has no column {' and no column '.join(map(repr, missing.values()))}; its columns are "
-            f"{', '.join(shown)}{hint} a column with {' '.join(f'{option} NAME' for option in missing)} "
-            f"(in Python: {', '.join(arguments)})"
+            f"{where} has no column {' and no column '.join(map(repr, missing.values()))}; "
+            f"its columns are {', '.join(shown)}; {hint} a column with {options} (in Python: {arguments})"
         )
     for name in names:
         if (number := list(columns).count(name)) > 1:
             raise GraspError(f"{where} has {number} columns called {name!r}; rename or remove all but one")
-
-
-def _nearest_column(name: str, columns: Sequence[str]) -> str | None:
-    # The cutoff keeps 'text' and 'intent' apart.
-    folded = {column.casefold(): column for column in columns}
-    close = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.75)
-    return folded[close[0]] if close else None
 
 
 # -- formats -----------------------------------------------------------------------------------------------------------
@@ -256,21 +217,29 @@ def _read_parquet(path: Path, wanted: Wanted) -> Iterator[Record]:
 def _arrow_values(column: Any) -> list[Any]:
     """Return the values of a pyarrow column, as bytes if some of its texts are not UTF-8."""
     try:
-        values: list[Any] = column.to_pylist()
+        return list(column.to_pylist())
     except UnicodeDecodeError:
-        values = column.cast("large_binary").to_pylist()
-    return values
+        return list(column.cast("large_binary").to_pylist())
 
 
 def _read_delimited(path: Path, wanted: Wanted, delimiter: str = ",") -> Iterator[Record]:
-    """Read a CSV file. If `delimiter` does not split the header, try others."""
+    """Read a CSV file. If `delimiter` does not split the header, try others.
+
+    An open quote swallows lines up to the next quote or the end of the file. These lines are read again as rows.
+    """
     # Bytes that are not UTF-8 become lone surrogates, so that they spoil only their own row.
-    with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as handle, _no_field_limit():
-        first = handle.readline()
-        if not first:
-            raise GraspError(f"{path} is empty")
-        lines = _Lines(chain([first], handle))
-        reader = csv.reader(lines, delimiter=_delimiter(first, delimiter), strict=True)
+    with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as handle:
+        lines = handle.readlines()
+    if not lines:
+        raise GraspError(f"{path} is empty")
+
+    def rows_from(line: int) -> Any:  # mypy has no name for the type of a CSV reader
+        return csv.reader(map(lines.__getitem__, range(line, len(lines))), delimiter=delimiter, strict=True)
+
+    with _no_field_limit():
+        delimiter = _delimiter(lines[0], delimiter)
+        first, swallowed = 0, 0  # the first line of the reader, and the line after those that open quotes swallowed
+        reader = rows_from(first)
         try:
             header = [name.strip() for name in next(reader)]
         except csv.Error as error:
@@ -278,19 +247,21 @@ def _read_delimited(path: Path, wanted: Wanted, delimiter: str = ",") -> Iterato
         check_columns(str(path), header, wanted)
         places = [header.index(name) for _, name in wanted]
         for row in count(2):
-            reread = lines.start_row()
+            start = first + reader.line_num
             try:
                 fields = next(reader)
             except StopIteration:
                 return
             except csv.Error as error:
-                lines.give_back()
+                swallowed = max(swallowed, first + reader.line_num)
+                first = start + 1
+                reader = rows_from(first)
                 yield Record(row, fault=f"malformed, is a quote left open? ({error})")
                 continue
             if not fields:
                 continue  # a blank line
             if len(fields) == len(header):
-                yield Record(row, tuple(fields[place] for place in places), reread=reread)
+                yield Record(row, tuple(fields[place] for place in places), reread=start < swallowed)
             else:
                 found = "1 column" if len(fields) == 1 else f"{len(fields)} columns"
                 yield Record(row, fault=f"{found} where the header has {len(header)}")
@@ -317,36 +288,11 @@ def _delimiter(header: str, usual: str) -> str:
     return next(found, usual)
 
 
-class _Lines(Iterator[str]):
-    """Lines for a CSV reader, which reads an open quote up to the next quote or the end of the file.
-
-    The lines that such a row has swallowed can be given back, except the first, to be read again.
-    """
-
-    def __init__(self, handle: Iterable[str]) -> None:
-        self._handle = iter(handle)
-        self._ahead: deque[str] = deque()
-        self._taken: list[str] = []
-
-    def __next__(self) -> str:
-        line = self._ahead.popleft() if self._ahead else next(self._handle)
-        self._taken.append(line)
-        return line
-
-    def start_row(self) -> bool:
-        """Start a row. Return whether its lines are read again."""
-        self._taken.clear()
-        return bool(self._ahead)
-
-    def give_back(self) -> None:
-        self._ahead.extendleft(reversed(self._taken[1:]))
-
-
 @contextmanager
 def _no_field_limit() -> Iterator[None]:
     """Lift the csv module's limit of the field size. It is global, so one reader at a time changes and restores it."""
     with _field_limit_in_use:
-        limit = csv.field_size_limit(_LONGEST_FIELD)
+        limit = csv.field_size_limit(2**31 - 1)
         try:
             yield
         finally:
@@ -363,26 +309,21 @@ def _with_typed_labels(records: Sequence[Record]) -> Iterator[Record]:
     numbers = all(_NUMBER.fullmatch(label) for label in named)
     for record in records:
         if record.row in doubtful:
-            fault = "read again after a quote left open, and no other row has its label"
-            yield Record(record.row, fault=fault)
+            yield Record(record.row, fault="read again after a quote left open, and no other row has its label")
         elif record.fault:
             yield record
         else:
-            yield Record(record.row, (*record.values[:-1], _typed_label(labels[record.row], numbers)))
+            label: Any = labels[record.row]
+            if label in _NO_LABEL:
+                label = None
+            elif numbers:  # whole numbers stay as written: 007 is a name, and a number may have many digits
+                label = float(label) if set(label) & set(".eE") else label.removeprefix("+")
+            yield Record(record.row, (*record.values[:-1], label))
 
 
 def _comparable(label: str) -> str | float:
     """Return a value that is equal for labels of one class, in case all labels turn out to be numbers."""
     return float(label) if _NUMBER.fullmatch(label) else label
-
-
-def _typed_label(label: str, numbers: bool) -> object:
-    """Convert a label. Whole numbers stay as written: 007 is a name, and a number may have many digits."""
-    if label in _NO_LABEL:
-        return None
-    if numbers:
-        return float(label) if set(label) & set(".eE") else label.removeprefix("+")
-    return label
 
 
 # -- values ------------------------------------------------------------------------------------------------------------
@@ -413,11 +354,7 @@ def _as_label(value: object) -> str:
         label = int(label)  # pandas writes whole numbers so if a column has gaps
     if isinstance(label, int):
         return str(label)
-    if (
-        label is None
-        or (isinstance(label, float) and math.isnan(label))
-        or (isinstance(label, str) and not label.strip())
-    ):
+    if label is None or label != label or (isinstance(label, str) and not label.strip()):  # nan differs from itself
         raise _BadValue("no label")
     if not isinstance(label, str):
         raise _BadValue(f"label is {reprlib.repr(label)}, neither text nor a whole number")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -15,8 +14,9 @@ from numpy.typing import ArrayLike
 from graspcl.checks import Natural, Range, checked
 from graspcl.data.hub import HUB, hub_name, hub_rows, load_splits
 from graspcl.data.samples import Samples, hash_id, labels_of
-from graspcl.data.splits import held_out, rank_in_class
+from graspcl.data.splits import held_out, rank_in_class, rows_of_split
 from graspcl.data.table_reader import READERS, Rows, read_rows
+from graspcl.data.trees import list_folder
 from graspcl.errors import GraspError
 
 _VALS = ("val", "valid", "validation", "dev")
@@ -66,94 +66,73 @@ class TextTable(Samples[list[str]]):
         *,
         val: Val = "ignore",
     ) -> None:
-        parts = _read_parts(path, text, label, val)
-        classes = in_class_order(name for part in parts.train for name in part.labels)
-        labels = np.concatenate([labels_of(part.labels, classes, part.where, "texts") for part in parts.all])
-        texts = [each for part in parts.all for each in part.texts]
+        options = {"text": text, "label": label, "test_share": test_share, "test_per_class": test_per_class, "val": val}
+        name, trained, separate = _read_parts(path, text, label, val)
+        parts = [*trained, separate] if separate else trained
+        classes = in_class_order(each for part in trained for each in part.labels)
+        labels = np.concatenate([labels_of(part.labels, classes, part.where, "texts") for part in parts])
+        texts = [each for part in parts for each in part.texts]
         hashes = np.array([hash_id(each) for each in texts], np.int64)
-        if parts.test is None:
+        if separate is None:
             tested = held_out(labels, hashes, test_share, test_per_class)
             train, test = np.flatnonzero(~tested), np.flatnonzero(tested)
         else:
-            train, test = np.split(np.arange(len(texts)), [-len(parts.test.texts)])
+            train, test = np.split(np.arange(len(texts)), [-len(separate.texts)])
             if test_per_class is not None:
                 test = test[rank_in_class(labels[test], hashes[test]) < test_per_class]
-        used = np.sort(np.concatenate([train, test]))
         ids = hashes + rank_in_class(hashes)  # equal texts get different ids
-        self._texts = [texts[row] for row in used.tolist()]
+        rows, arrays = rows_of_split(labels, ids, train, test)
+        self._texts = [texts[row] for row in rows.tolist()]
         super().__init__(
-            name=parts.name,
+            name=name,
             version=hashlib.sha256(ids.astype("<i8").tobytes()).hexdigest()[:12],
             classes=classes,
-            labels=labels[used],
-            ids=ids[used],
-            train=np.searchsorted(used, train),
-            test=np.searchsorted(used, test),
-            options={
-                "text": text,
-                "label": label,
-                "test_share": test_share,
-                "test_per_class": test_per_class,
-                "val": val,
-            },
-            problems=[problem for part in parts.all for problem in part.problems],
+            **arrays,
+            options=options,
+            problems=[problem for part in parts for problem in part.problems],
         )
 
     def read(self, indices: ArrayLike) -> list[str]:
         return [self._texts[row] for row in self.check(indices).tolist()]
 
 
-@dataclass(frozen=True)
-class _Parts:
-    """The rows to train on, possibly of several files, and the rows to test on, if they are separate."""
-
-    name: str
-    train: list[Rows]
-    test: Rows | None
-
-    @property
-    def all(self) -> list[Rows]:
-        """All rows, with those to test on last."""
-        return self.train if self.test is None else [*self.train, self.test]
-
-
-def _read_parts(path: str | Path | Sequence[str | Path], text: str | Sequence[str], label: str, val: Val) -> _Parts:
+def _read_parts(
+    path: str | Path | Sequence[str | Path], text: str | Sequence[str], label: str, val: Val
+) -> tuple[str, list[Rows], Rows | None]:
+    """Return the name of the data set, the rows of each training file, and the rows of the test file, if any."""
+    config, on_hub = None, str(path).startswith(HUB)
+    files: Mapping[str, Any]
     if not isinstance(path, str | Path):
         if len(path) != 2:
             raise GraspError(
                 f"path must be one path, or a pair of files to train and to test on, got {len(path)} paths"
             )
-        train, test = map(Path, path)
-        return _Parts(train.parent.name or train.stem, [read_rows(train, text, label)], read_rows(test, text, label))
-    if str(path).startswith(HUB):
+        files = dict(zip(("train", "test"), map(Path, path), strict=True))
+        name = files["train"].parent.name or files["train"].stem
+    elif on_hub:
         name, config = hub_name(str(path))
-        splits = load_splits(name, config)
-        title = Path(name).name + (f"-{config}" if config else "")
-        return _by_role(title, splits, lambda role: hub_rows(f"{name} {role}", splits[role], text, label), val)
-    folder = Path(path)
-    if not folder.is_dir():
-        return _Parts(folder.stem, [read_rows(folder, text, label)], None)
-    files = table_files(folder)
-    if "train" not in files:
-        raise GraspError(f"{folder} has no training data; add train.csv (or {', '.join([*READERS][1:])})")
-    return _by_role(folder.resolve().name, files, lambda role: read_rows(files[role], text, label), val)
+        files = load_splits(name, config)
+    elif Path(path).is_dir():
+        name, files = Path(path).resolve().name, table_files(Path(path))
+        if "train" not in files:
+            raise GraspError(f"{path} has no training data; add train.csv (or {', '.join([*READERS][1:])})")
+    else:
+        name, files = Path(path).stem, {"train": Path(path)}
 
+    def read(role: str) -> Rows:
+        if on_hub:
+            return hub_rows(f"{name} {role}", files[role], text, label)
+        return read_rows(files[role], text, label)
 
-def _by_role(name: str, roles: Iterable[str], read: Callable[[str], Rows], val: Val) -> _Parts:
-    """Read the roles to train on, and the one to test on, if any."""
-    found = set(roles)
-    vals = [role for role in _VALS if role in found]
-    tests = ["test"] if "test" in found else vals[:1] if val == "ignore" else []
+    vals = [role for role in _VALS if role in files]
+    tests = ["test"] if "test" in files else vals[:1] if val == "ignore" else []
     train = [read(role) for role in ["train", *(vals if val == "train" else [])]]
-    return _Parts(name, train, read(tests[0]) if tests else None)
+    title = "-".join(filter(None, [Path(name).name, config])) if on_hub else name
+    return title, train, read(tests[0]) if tests else None
 
 
 def in_class_order(names: Iterable[str]) -> list[str]:
-    """Return the distinct names, sorted: by value if all are whole numbers.
-
-    >>> in_class_order(["10", "9", "9"]), in_class_order(["10", "9", "none"])
-    (['9', '10'], ['10', '9', 'none'])
-    """
+    """Return the distinct names, sorted: by value if all are whole numbers."""
     distinct = sorted(set(names))
     if all(re.fullmatch(r"-?[0-9]{1,18}", name) for name in distinct):
         distinct.sort(key=int)
@@ -161,30 +140,12 @@ def in_class_order(names: Iterable[str]) -> list[str]:
 
 
 def table_files(folder: Path) -> dict[str, Path]:
-    """Find the tables `train`, `test` and `val` of a folder.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     for name in ("train.csv", "oos_test.csv", "test.parquet", "val.txt"):
-    ...         (Path(folder) / name).touch()
-    ...     {role: file.name for role, file in table_files(Path(folder)).items()}
-    {'test': 'test.parquet', 'train': 'train.csv'}
-    """
+    """Find the tables `train`, `test` and `val` of a folder, such as train.csv and test.parquet."""
     files: dict[str, Path] = {}
     for file in list_folder(folder):
         role = file.stem.lower()
         if role in ("train", "test", *_VALS) and file.suffix.lower() in READERS and file.is_file():
             if role in files:
-                raise GraspError(
-                    f"{folder} has both {files[role].name} and {file.name}; remove one, or give a pair of files"
-                )
+                raise GraspError(f"{folder} has both {files[role].name} and {file.name}; remove one of them")
             files[role] = file
     return files
-
-
-def list_folder(folder: Path) -> list[Path]:
-    """Return the contents of a folder, sorted, without hidden files."""
-    try:
-        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-    except OSError as error:
-        raise GraspError(f"{folder} cannot be read: {error.strerror}") from error

@@ -18,7 +18,8 @@ from graspcl.data.samples import Int64s, Samples, few, hash_id
 from graspcl.data.sources import data_sources
 from graspcl.data.splits import Subset
 from graspcl.data.table_reader import READERS
-from graspcl.data.text_table import TextTable, Val, in_class_order, list_folder, table_files
+from graspcl.data.text_table import TextTable, Val, in_class_order, table_files
+from graspcl.data.trees import list_folder
 from graspcl.errors import GraspError, nearest, require
 from graspcl.random import generator
 
@@ -34,8 +35,8 @@ _ALIASES = {
     "yahoo_answers_topics": "yahoo_answers",
     "dbpedia_14": "dbpedia",
 }
+_USAGE = f"{HUB}NAME for a data set of the Hugging Face hub"
 _SENTIMENTS = ("very negative", "negative", "neutral", "positive", "very positive")
-_HUB_DATA = "a data set of the Hugging Face hub"
 _GROUP_NAMES = {frozenset({"yelp", "amazon"}): "sentiment"}  # names of groups that share their labels
 
 
@@ -71,9 +72,7 @@ def _check_settings(data: Any) -> None:
         if data.tasks is None:
             hub_name(data.path)
         elif data.path != HUB:
-            raise GraspError(
-                f"--data {data.path} is one data set: --data.tasks none, or --data {HUB} to load all tasks"
-            )
+            raise GraspError(f"--data {data.path} is one data set: --data.tasks none, or --data {HUB} to load tasks")
         require("datasets", "hub")
 
 
@@ -90,15 +89,8 @@ def open_texts(
 
     Args:
         path: what `TextTable` accepts; with `tasks`, what `TextTasks` accepts.
-        text, label: names of the columns.
         tasks: names of data sets in the folder `path`, such as "ag,yelp,yahoo". None: `path` is one table.
         per_class, test_per_class: maximum number of texts per class of each task. A table is not reduced here.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     size = (Path(folder) / "news.csv").write_text("label,text\\nworld,war\\nworld,peace\\n")
-    ...     open_texts(f"{folder}/news.csv").classes, open_texts(folder, tasks="news").classes
-    (['world'], ['news/world'])
     """
     if tasks is None:
         return TextTable(path, text, label)
@@ -106,7 +98,7 @@ def open_texts(
     return TextTasks(path, names, per_class, test_per_class, text=text, label=label)
 
 
-@data_sources.register("hf", HUB, gives="texts", check=_check_settings, usage=f"{HUB}NAME for {_HUB_DATA}")
+@data_sources.register("hf", HUB, gives="texts", check=_check_settings, usage=_USAGE)
 def open_hub(
     path: str = "",
     text: str = "text",
@@ -185,6 +177,7 @@ class TextTasks(Samples[list[str]]):
         self.task_of: Int64s = np.repeat(np.arange(len(parts)), sizes)
         self.task_of.setflags(write=False)
         self._texts = [each for part in parts.values() for each in part.read(np.arange(len(part)))]
+        limits = {"per_class": per_class, "test_per_class": test_per_class}
         versions = " ".join(parts[task].version for task in sorted(parts))
         super().__init__(
             name="hub" if folder == HUB else Path(folder).resolve().name,
@@ -195,13 +188,7 @@ class TextTasks(Samples[list[str]]):
             ids=np.concatenate([part.ids ^ hash_id(task) for task, part in parts.items()]),
             train=np.concatenate([start + part.train for start, part in places]),
             test=np.concatenate([start + part.test for start, part in places]),
-            options={
-                "tasks": self.tasks,
-                "per_class": per_class,
-                "test_per_class": test_per_class,
-                "seed": seed,
-                "shared": [list(group) for group in groups],
-            },
+            options={"tasks": self.tasks, **limits, "seed": seed, "shared": groups},
             problems=[*(problem for part in parts.values() for problem in part.problems), *problems],
         )
 
@@ -218,10 +205,8 @@ def _find_datasets(folder: Path, text: str, label: str) -> dict[str, TaskData]:
     if not folder.exists():
         raise GraspError(f"there is no folder {folder}; it must contain a folder or a table for each data set")
     if folder.is_file() or "train" in table_files(folder):
-        raise GraspError(
-            f"{folder} is one data set; give the folder above it, in which each data set is a folder or a file, "
-            "or read it as one table: --data.tasks none (in Python: TextTable)"
-        )
+        remedy = "give the folder above it, or read it as one table: --data.tasks none (in Python: TextTable)"
+        raise GraspError(f"{folder} is one data set; {remedy}")
     found: dict[str, TaskData] = {}
     for path in list_folder(folder):
         if "train" in table_files(path) if path.is_dir() else path.suffix.lower() in READERS:
@@ -246,10 +231,10 @@ def _chosen(folder: str, names: Sequence[str], found: Mapping[str, object]) -> l
     return chosen
 
 
-def _groups(shared: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
+def _groups(shared: Sequence[Sequence[str]]) -> list[list[str]]:
     if isinstance(shared, str) or any(isinstance(group, str) for group in shared):
         raise GraspError(f'shared must be a list of groups of data sets, such as [["yelp", "amazon"]], got {shared!r}')
-    groups = [tuple(map(_full_name, group)) for group in shared]
+    groups = [[_full_name(name) for name in group] for group in shared]
     _refuse_repeats("shared", [name for group in groups for name in group])
     return groups
 
@@ -261,42 +246,32 @@ def _refuse_repeats(parameter: str, names: Sequence[str]) -> None:
 
 
 def _share_labels(
-    labels_of_task: Mapping[str, list[str]], groups: list[tuple[str, ...]]
+    labels_of_task: Mapping[str, list[str]], groups: list[list[str]]
 ) -> tuple[dict[str, list[Name]], list[str]]:
-    """Name the labels of each data set, and report labels that not all data sets of a group have.
-
-    Shared labels are spelled as in the first data set of the group.
-    """
+    """Name the labels of each data set, and report labels that not all data sets of a group have."""
     names = {task: [(task, label) for label in labels] for task, labels in labels_of_task.items()}
     problems: list[str] = []
     for group in groups:
         title = _GROUP_NAMES.get(frozenset(group), "+".join(group))
         if title in labels_of_task:
-            raise GraspError(
-                f"the data set {title} has the same name as the labels that {' and '.join(group)} share; rename it"
-            )
-        members = [task for task in group if task in labels_of_task]
-        spelling: dict[str, str] = {}
-        for task in members:
-            spelling = {**{_folded(label): label for label in reversed(labels_of_task[task])}, **spelling}
+            owners = " and ".join(group)
+            raise GraspError(f"the data set {title} has the same name as the labels that {owners} share; rename it")
+        members = {task: labels_of_task[task] for task in group if task in labels_of_task}
+        folded = {task: set(map(_folded, labels)) for task, labels in members.items()}
         for first, other in pairwise(members):
-            problems += _compare_labels(first, labels_of_task[first], other, labels_of_task[other])
-        names |= {task: [(title, spelling[_folded(label)]) for label in labels_of_task[task]] for task in members}
+            one, two = folded[first], folded[other]
+            # Stars 1..5 and 0..4 have different meanings, although four of the numbers are equal.
+            if one.isdisjoint(two) or (one != two and all(label.isdecimal() for label in one | two)):
+                found = f"{first} has {few(members[first])} and {other} has {few(members[other])}"
+                remedy = "give them the same labels, or remove them from shared"
+                raise GraspError(f"{first} and {other} cannot share labels: {found}; {remedy}")
+            if one != two:
+                problems.append(f"{first} and {other} share labels, but only one has: {few(in_class_order(one ^ two))}")
+        # Labels are spelled as in the first data set of the group, which sets them last.
+        every = [label for labels in members.values() for label in labels]
+        spelling = {_folded(label): label for label in reversed(every)}
+        names |= {task: [(title, spelling[_folded(label)]) for label in labels] for task, labels in members.items()}
     return names, problems
-
-
-def _compare_labels(first: str, labels: list[str], other: str, other_labels: list[str]) -> list[str]:
-    """Refuse two data sets that cannot share their labels, and report labels that only one of them has."""
-    one, two = set(map(_folded, labels)), set(map(_folded, other_labels))
-    # Stars 1..5 and 0..4 have different meanings, although four of the numbers are equal.
-    if one.isdisjoint(two) or (one != two and all(label.isdecimal() for label in one | two)):
-        raise GraspError(
-            f"{first} and {other} cannot share labels: {first} has {few(labels)} and {other} has "
-            f"{few(other_labels)}; give them the same labels, or remove them from shared"
-        )
-    return (
-        [f"{first} and {other} share labels, but only one has: {few(in_class_order(one ^ two))}"] if one != two else []
-    )
 
 
 def _sorted_names(names_of_task: Mapping[str, list[Name]]) -> list[Name]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import stat
+import re
 import threading
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -64,17 +65,11 @@ class Tree(ABC):
         return None
 
 
-class FolderTree(Tree):
-    """Files below a folder. Links are followed.
+File = tuple[Tree, str]  # a file: its tree, and its name in the tree
 
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     (Path(folder) / "cat").mkdir()
-    ...     size = (Path(folder) / "cat" / "1.txt").write_bytes(b"miaow")
-    ...     tree = FolderTree(Path(folder))
-    ...     tree.sizes, tree.folders, tree.read("cat/1.txt")
-    ({'cat/1.txt': 5}, {'cat'}, b'miaow')
-    """
+
+class FolderTree(Tree):
+    """Files below a folder. Links are followed."""
 
     def __init__(self, root: Path, title: str = "") -> None:
         self._root = root
@@ -88,18 +83,11 @@ class FolderTree(Tree):
 
     @cached_property
     def files(self) -> set[str]:  # without listing the folders below
-        try:
-            with os.scandir(self._root) as entries:
-                return {entry.name for entry in entries if entry.is_file() and not _is_hidden(entry.name)}
-        except OSError as error:
-            raise GraspError(f"{self._root} cannot be read: {error.strerror}") from error
+        return {path.name for path in list_folder(self._root) if path.is_file()}
 
     def size(self, name: str) -> int | None:  # without listing all files
-        try:
-            found = os.stat(self._root / name)
-        except OSError:
-            return None
-        return found.st_size if stat.S_ISREG(found.st_mode) else None
+        path = self._root / name
+        return os.path.getsize(path) if os.path.isfile(path) else None
 
     def read(self, name: str) -> bytes:
         try:
@@ -132,19 +120,19 @@ class ZipTree(Tree):
         self._file = file
         self._locks: dict[int, threading.Lock] = {}
         self._archives: dict[int, zipfile.ZipFile] = {}
-        names = [member.filename for member in self._members() if not _is_hidden(member.filename)]
+        with self._archive() as archive:
+            names = [name for name in archive.namelist() if not _is_hidden(name)]
         wrap = f"{file.stem}/"
         self._inside = inside or (wrap if all(name.startswith(wrap) for name in names) else "")
         self.title = self._inside.rstrip("/").rpartition("/")[2] or file.stem
 
     def _entries(self) -> Iterable[tuple[str, int]]:
-        inside = self._inside
-        visible = (member for member in self._members() if member.filename.startswith(inside))
-        return ((member.filename.removeprefix(inside), member.file_size) for member in visible)
+        with self._archive() as archive:
+            sizes = [(member.filename, member.file_size) for member in archive.infolist()]
+        return ((name.removeprefix(self._inside), size) for name, size in sizes if name.startswith(self._inside))
 
     def read(self, name: str) -> bytes:
-        with self._lock():
-            archive = self._open()
+        with self._archive() as archive:
             try:
                 return archive.read(self._inside + name)
             except Exception as error:  # damaged, encrypted and missing members raise errors of many kinds
@@ -157,22 +145,17 @@ class ZipTree(Tree):
     def part(self, name: str) -> Tree | None:
         return ZipTree(self._file, f"{self._inside}{name}/") if name in self.folders else None
 
-    def _members(self) -> list[zipfile.ZipInfo]:
-        with self._lock():
-            return self._open().infolist()
-
-    def _lock(self) -> threading.Lock:
-        return self._locks.setdefault(os.getpid(), threading.Lock())
-
-    def _open(self) -> zipfile.ZipFile:
-        # A forked child shares the file position of its parent's handle, so it opens its own.
-        if (archive := self._archives.get(os.getpid())) is None:
+    @contextmanager
+    def _archive(self) -> Iterator[zipfile.ZipFile]:
+        process = os.getpid()  # a forked child shares the file position of its parent's handle, so it opens its own
+        with self._locks.setdefault(process, threading.Lock()):
             try:
-                archive = self._archives[os.getpid()] = zipfile.ZipFile(self._file)
+                archive = self._archives.get(process) or zipfile.ZipFile(self._file)
             except (OSError, zipfile.BadZipFile) as error:
-                reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+                reason = getattr(error, "strerror", None) or error
                 raise GraspError(f"{self._file} cannot be read as a zip file: {reason}") from error
-        return archive
+            self._archives[process] = archive
+            yield archive
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_locks": {}, "_archives": {}}
@@ -187,6 +170,33 @@ def open_tree(path: Path) -> Tree:
     if path.exists():
         raise GraspError(f"{path} is neither a folder of images nor a .zip file")
     raise GraspError(f"there is no image folder at {path}")
+
+
+def find_file(given: str | Path, tree: Tree, what: str) -> File:
+    """Find a file that is given as a path or as a name in a tree."""
+    path = Path(given)
+    if path.is_file():
+        return FolderTree(path.parent), path.name
+    if tree.size(str(given)) is not None:
+        return tree, str(given)
+    raise GraspError(f"there is no {what} {given}, neither as a path nor in {tree.where()}")
+
+
+def read_lines(file: File) -> Iterator[tuple[str, str]]:
+    """Yield the lines of a text file, stripped and without blank ones. Each comes with its place, for messages."""
+    tree, name = file
+    lines = re.split(r"\r\n?|\n", tree.read(name).decode("utf-8-sig", errors="replace"))
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            yield f"{tree.where(name)}, line {number}", line.strip()
+
+
+def list_folder(folder: Path) -> list[Path]:
+    """Return the contents of a folder, sorted, without hidden files."""
+    try:
+        return sorted(path for path in folder.iterdir() if not _is_hidden(path.name))
+    except OSError as error:
+        raise GraspError(f"{folder} cannot be read: {error.strerror}") from error
 
 
 def _walk(folder: str | Path, prefix: str = "") -> Iterator[tuple[str, int]]:

@@ -28,19 +28,15 @@ def check_data(samples: Samples[Any], again: Samples[Any] | None = None) -> None
     name, fingerprint = type(samples).__name__, samples.fingerprint()
     with global_chance_untouched(name):
         _check_arrays(samples, name)
-        some = np.concatenate(
-            [part[place] for part in (samples.train, samples.test) for place in (slice(3), slice(-2, None))]
-        )
-        some = np.unique(some)
+        some = np.unique(np.concatenate([samples.train[:3], samples.train[-2:], samples.test[:3], samples.test[-2:]]))
         _check_reading(samples, name, some)
         _check_refusals(samples, name)
         _check_files(samples, name, some)
     assert samples.fingerprint() == fingerprint, f"{name} changes its fingerprint when it is read"
     if again is not None:
         assert again.fingerprint() == fingerprint, f"{name} has another fingerprint when it is loaded again"
-        assert _equal(again.read_some(some)[0], samples.read_some(some)[0]), (
-            f"{name} has other contents when loaded again"
-        )
+        same = _equal(again.read_some(some)[0], samples.read_some(some)[0])
+        assert same, f"{name} has other contents when loaded again"
 
 
 def _check_arrays(samples: Samples[Any], name: str) -> None:
@@ -85,10 +81,8 @@ def _check_reading(samples: Samples[Any], name: str, some: np.ndarray[Any, Any])
     expected = batch[order] if isinstance(batch, torch.Tensor) else [batch[place] for place in order]
     assert _equal(samples.read(good[order]), expected), f"{name}.read must follow the order of its indices"
     empty = samples.read([])
-    assert len(empty) == 0, f"{name}.read([]) must return an empty batch"
-    assert type(empty) is type(batch) and getattr(empty, "shape", ())[1:] == getattr(batch, "shape", ())[1:], (
-        f"{name}.read([]) must return an empty batch of the same kind"
-    )
+    same = type(empty) is type(batch) and getattr(empty, "shape", ())[1:] == getattr(batch, "shape", ())[1:]
+    assert len(empty) == 0 and same, f"{name}.read([]) must return an empty batch of the same kind"
 
 
 def _check_refusals(samples: Samples[Any], name: str) -> None:
