@@ -145,7 +145,7 @@ def unequal(first: Any, second: Any, where: str = "") -> list[str]:
 
 POINTS = {
     "epoch": ("graspcl.pretrain.trainer", "Trainer", "_epoch"),
-    "weights": ("graspcl.experiment.pretraining", "", "save_weights"),
+    "weights": ("graspcl.pretrain.trainer", "", "save_weights"),
     "shard": ("graspcl.cache", "", "_write"),
     "base": ("graspcl.experiment.prepare", "", "save_state"),
     "observe": ("graspcl.learner.learner", "Learner", "observe_codes"),

@@ -239,7 +239,7 @@ class Config:
         """Return what the network reads: "images", "texts" or "vectors"."""
         from graspcl.model import networks
 
-        return str(networks.declared(self.network.name, "reads"))
+        return str(networks.declared(self.network.name, "reads") or "images")
 
     def with_(self, **changes: Any) -> Config:
         """Return the same settings with other values for some fields."""
