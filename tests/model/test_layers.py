@@ -126,7 +126,7 @@ def test_squeeze_excitation_is_the_formula() -> None:
     torch.testing.assert_close(se(x), x * gate[:, :, None, None])
 
 
-def block(in_channels: int, expanded: int, out: int, stride: int, squeezed: int | None = None) -> InvertedResidual:
+def block(in_channels: int, expanded: int, out: int, stride: int, squeezed: int = 0) -> InvertedResidual:
     return build(
         lambda: InvertedResidual(
             in_channels,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from graspcl.errors import GraspError, nearest
-from graspcl.model.layers import GlobalAveragePool, imagenet_input
+from graspcl.model.layers import GlobalAveragePool, ImageInput
 
 
 def cut_after(
@@ -30,7 +30,7 @@ def cut_after(
     name, model = type(model).__name__, copy.deepcopy(model).eval()
     example = _example(model) if example is None else example
     if input is None:
-        input = imagenet_input() if example.ndim == 4 and example.shape[1] == 3 else nn.Identity()
+        input = ImageInput() if example.ndim == 4 and example.shape[1] == 3 else nn.Identity()
     with recording(model) as steps:
         try:
             embedding = model(example)

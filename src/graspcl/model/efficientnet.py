@@ -2,52 +2,30 @@
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict
 from functools import partial
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
 from graspcl.checks import Positive, Range, checked
 from graspcl.errors import GraspError, require
-from graspcl.model.head import CosineHead
-from graspcl.model.layers import (
-    Dropout,
-    Form,
-    FrozenBatchNorm2d,
-    ImageInput,
-    InvertedResidual,
-    SameConv2d,
-    SeededDropout,
-    build,
-    split_body,
-)
-from graspcl.model.network import SplitNetwork, networks
-
-
-class _Stage(NamedTuple):
-    repeats: int
-    kernel: int
-    stride: int
-    expand: int
-    in_channels: int
-    out_channels: int
-
+from graspcl.model.layers import Dropout, Form, FrozenBatchNorm2d, ImageInput, InvertedResidual, SameConv2d, build
+from graspcl.model.network import SplitNetwork, convolutional, networks
 
 STEM = 32
-STAGES = (
-    _Stage(1, 3, 1, 1, 32, 16),
-    _Stage(2, 3, 2, 6, 16, 24),
-    _Stage(2, 5, 2, 6, 24, 40),
-    _Stage(3, 3, 2, 6, 40, 80),
-    _Stage(3, 5, 1, 6, 80, 112),
-    _Stage(4, 5, 2, 6, 112, 192),
-    _Stage(1, 3, 1, 6, 192, 320),
+STAGES = (  # blocks, kernel, stride of the first block, expansion, output channels
+    (1, 3, 1, 1, 16),
+    (2, 3, 2, 6, 24),
+    (2, 5, 2, 6, 40),
+    (3, 3, 2, 6, 80),
+    (3, 5, 1, 6, 112),
+    (4, 5, 2, 6, 192),
+    (1, 3, 1, 6, 320),
 )
-BLOCKS = sum(stage.repeats for stage in STAGES)
+BLOCKS = sum(stage[0] for stage in STAGES)
 EMBEDDING = 1280
 
 _relu6 = partial(nn.ReLU6, inplace=True)
@@ -87,9 +65,8 @@ def efficientnet_lite0(
     if pretrained:
         weights = published_weights()
         body.load_state_dict({name: value for name, value in weights.items() if not name.startswith("fc.")})
-    frozen, plastic = split_body(body, split + 2, ImageInput(127.0, 128.0))  # the stem, and block 0 to block `split`
-    head = CosineHead(EMBEDDING, classes, generator=generator, scale=scale)  # draws before the dropout
-    return SplitNetwork(frozen, plastic, head, SeededDropout(dropout, generator))
+    layers = split + 2  # the stem, and block 0 to block `split`
+    return convolutional(ImageInput(127.0, 128.0), body, layers, EMBEDDING, classes, generator, dropout, scale)
 
 
 def published_weights() -> dict[str, Tensor]:
@@ -129,25 +106,24 @@ def own_name(published: str) -> str:
     >>> own_name("_blocks.3._depthwise_conv.weight"), own_name("_bn1.bias")
     ('block3.branch.depthwise.conv.weight', 'top.norm.bias')
     """
-    match = re.fullmatch(r"(?:_blocks\.(?P<block>\d+)\.)?(?P<part>\w+)\.(?P<tensor>\w+)", published)
-    block = match and match["block"]
-    parts = _OTHER_PARTS if block is None else _BLOCK_PARTS
-    if match is None or match["part"] not in parts:
+    *block, part, tensor = published.split(".")
+    prefix, parts = (f"block{block[-1]}.branch.", _BLOCK_PARTS) if block else ("", _OTHER_PARTS)
+    if part not in parts:
         raise GraspError(f"{published!r} is not a tensor of the published EfficientNet-Lite0")
-    prefix = "" if block is None else f"block{block}.branch."
-    return f"{prefix}{parts[match['part']]}.{match['tensor']}"
+    return f"{prefix}{parts[part]}.{tensor}"
 
 
 def _body(split: int) -> nn.Sequential:
     """Create the stem, blocks 0..15 and the last convolution; BatchNorm is frozen after block `split`."""
     layers: OrderedDict[str, nn.Module] = OrderedDict(stem=_FROZEN.conv_norm(3, STEM, kernel=3, stride=2))
-    for stage in STAGES:
-        for repeat in range(stage.repeats):
+    channels = STEM
+    for blocks, kernel, first_stride, expansion, out in STAGES:
+        for stride in [first_stride] + [1] * (blocks - 1):
             block = len(layers) - 1
-            channels, stride = (stage.out_channels, 1) if repeat else (stage.in_channels, stage.stride)
             form = _FROZEN if block <= split else _PLASTIC
             layers[f"block{block}"] = InvertedResidual(
-                channels, channels * stage.expand, stage.out_channels, kernel=stage.kernel, stride=stride, form=form
+                channels, channels * expansion, out, kernel=kernel, stride=stride, form=form
             )
-    layers["top"] = _PLASTIC.conv_norm(STAGES[-1].out_channels, EMBEDDING, kernel=1)
+            channels = out
+    layers["top"] = _PLASTIC.conv_norm(channels, EMBEDDING, kernel=1)
     return nn.Sequential(layers)

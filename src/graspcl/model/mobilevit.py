@@ -12,19 +12,8 @@ from torch.nn import functional as F
 
 from graspcl.checks import Positive, Range, checked
 from graspcl.errors import GraspError
-from graspcl.model.head import CosineHead
-from graspcl.model.layers import (
-    Dropout,
-    Form,
-    InvertedResidual,
-    PaddedConv2d,
-    SeededDropout,
-    StandardizedConv2d,
-    build,
-    imagenet_input,
-    split_body,
-)
-from graspcl.model.network import SplitNetwork, networks
+from graspcl.model.layers import Dropout, Form, ImageInput, InvertedResidual, PaddedConv2d, StandardizedConv2d, build
+from graspcl.model.network import SplitNetwork, convolutional, networks
 
 
 class _Inverted(NamedTuple):
@@ -93,9 +82,7 @@ def mobilevit_s(
     (torch.Size([1, 128, 4, 4]), torch.Size([1, 640]))
     """
     body = build(lambda: _body(split if frozen_norm == "batch" else -1), generator)
-    frozen, plastic = split_body(body, split + 1, imagenet_input())
-    head = CosineHead(EMBEDDING, classes, generator=generator, scale=scale)  # draws before the dropout
-    return SplitNetwork(frozen, plastic, head, SeededDropout(dropout, generator))
+    return convolutional(ImageInput(), body, split + 1, EMBEDDING, classes, generator, dropout, scale)
 
 
 class MobileViTBlock(nn.Module):
@@ -104,10 +91,6 @@ class MobileViTBlock(nn.Module):
     Locations at the same place within their patches attend to each other. If H or W is not a multiple of the patch's
     side, the map is interpolated to the next multiple for the transformer and back afterwards. The convolution to
     `width` channels is plain and has no norm: standardised, it would fix the scale of the transformer's input.
-
-    >>> block = MobileViTBlock(32, width=48, depth=2, form=_PLASTIC)
-    >>> block(torch.zeros(2, 32, 7, 8)).shape
-    torch.Size([2, 32, 7, 8])
     """
 
     def __init__(self, channels: int, width: int, depth: int, form: Form) -> None:
@@ -133,9 +116,6 @@ class TransformerLayer(nn.Module):
     """Self-attention and a two-layer perceptron, each on the normalised input and added to it.
 
     x [N, tokens, width] -> same shape.
-
-    >>> TransformerLayer(48, heads=4)(torch.zeros(2, 9, 48)).shape
-    torch.Size([2, 9, 48])
     """
 
     def __init__(self, width: int, heads: int) -> None:
@@ -146,14 +126,8 @@ class TransformerLayer(nn.Module):
         self.attention_norm = nn.LayerNorm(width)
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
-        self.mlp = nn.Sequential(
-            OrderedDict(
-                norm=nn.LayerNorm(width),
-                hidden=nn.Linear(width, 2 * width),
-                act=nn.SiLU(),
-                out=nn.Linear(2 * width, width),
-            )
-        )
+        hidden, out = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.mlp = nn.Sequential(OrderedDict(norm=nn.LayerNorm(width), hidden=hidden, act=nn.SiLU(), out=out))
 
     def forward(self, x: Tensor) -> Tensor:
         # [N, tokens, 3 width] -> three of [N, heads, tokens, width / heads]
@@ -178,12 +152,7 @@ def unfold(x: Tensor, patch: int) -> Tensor:
 
 
 def fold(tokens: Tensor, height: int, width: int, patch: int) -> Tensor:
-    """Invert `unfold`: tokens [N·patch², H·W / patch², C] -> [N, C, H, W], channels last in memory.
-
-    >>> x = torch.arange(24.0).reshape(1, 1, 4, 6)
-    >>> torch.equal(fold(unfold(x, 2), 4, 6, 2), x)
-    True
-    """
+    """Invert `unfold`: tokens [N·patch², H·W / patch², C] -> [N, C, H, W], channels last in memory."""
     split = tokens.reshape(-1, patch, patch, height // patch, width // patch, tokens.shape[-1])
     return split.permute(0, 3, 1, 4, 2, 5).reshape(-1, height, width, tokens.shape[-1]).permute(0, 3, 1, 2)
 
@@ -204,10 +173,10 @@ def _body(split: int) -> nn.Sequential:
         if isinstance(block, _Attending):
             layers[f"layer{index}"] = MobileViTBlock(channels, block.width, block.depth, form)
         else:
+            expanded, form = channels * EXPANSION, form._replace(conv=PaddedConv2d)
             layers[f"layer{index}"] = InvertedResidual(
-                channels, channels * EXPANSION, block.out, kernel=3, stride=block.stride,
-                form=form._replace(conv=PaddedConv2d),
-            )  # fmt: skip
+                channels, expanded, block.out, kernel=3, stride=block.stride, form=form
+            )
             channels = block.out
     layers[f"layer{LAYERS - 1}"] = forms[-1].conv_norm(channels, EMBEDDING, kernel=1)
     return nn.Sequential(layers)

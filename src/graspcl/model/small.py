@@ -11,17 +11,8 @@ from torch import nn
 
 from graspcl.checks import Count, Positive, Range, checked
 from graspcl.model.head import CosineHead
-from graspcl.model.layers import (
-    Dropout,
-    Form,
-    PaddedConv2d,
-    SeededDropout,
-    StandardizedConv2d,
-    build,
-    imagenet_input,
-    split_body,
-)
-from graspcl.model.network import SplitNetwork, networks
+from graspcl.model.layers import Dropout, Form, ImageInput, PaddedConv2d, SeededDropout, StandardizedConv2d, build
+from graspcl.model.network import SplitNetwork, convolutional, networks
 from graspcl.model.texts import static_inputs
 
 CHANNELS = (16, 32, 64, 128)
@@ -60,10 +51,9 @@ def small_network(
     (torch.Size([1, 32, 16, 16]), torch.Size([1, 10]))
     """
     body = build(lambda: _body(split, 1 if pixels < 48 else 2), generator)
-    linear = build(lambda: nn.Linear(CHANNELS[-1], embedding), generator)
-    frozen, plastic = split_body(body, split + 1, imagenet_input(), linear)
-    neck = nn.Sequential(nn.GELU(), SeededDropout(dropout, generator))
-    return SplitNetwork(frozen, plastic, CosineHead(embedding, classes, generator=generator, scale=scale), neck)
+    return convolutional(
+        ImageInput(), body, split + 1, CHANNELS[-1], classes, generator, dropout, scale, embedding=embedding
+    )
 
 
 def _body(split: int, first_stride: int) -> nn.Sequential:
@@ -102,11 +92,7 @@ def vector_network(
     >>> [tuple(part.shape) for part in net(net.encode(torch.zeros(2, 256)))]
     [(2, 256), (2, 256), (2, 66)]
     """
-    plastic = build(
-        lambda: nn.Sequential(
-            OrderedDict(hidden=nn.Linear(dim, hidden), act=nn.GELU(), embedding=nn.Linear(hidden, embedding))
-        ),
-        generator,
-    )
+    first, last = (partial(nn.Linear, *sizes) for sizes in ((dim, hidden), (hidden, embedding)))
+    plastic = build(lambda: nn.Sequential(OrderedDict(hidden=first(), act=nn.GELU(), embedding=last())), generator)
     neck = nn.Sequential(nn.GELU(), SeededDropout(dropout, generator))
     return SplitNetwork(nn.Identity(), plastic, CosineHead(embedding, classes, generator=generator, scale=scale), neck)
