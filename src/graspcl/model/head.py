@@ -36,7 +36,6 @@ class Head(Seeded, ABC):
 
     @property
     def classes(self) -> int:
-        """The number of rows."""
         return len(self.weight)
 
     @abstractmethod

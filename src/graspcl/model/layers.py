@@ -19,9 +19,6 @@ M = TypeVar("M", bound=nn.Module)
 Dropout = Annotated[float, Range(0, 1, below=True)]
 
 
-# -- seeded weights ---------------------------------------------------------------------------------------------------
-
-
 def fork(generator: torch.Generator) -> torch.Generator:
     """Return a new generator, seeded by one draw from `generator`; afterwards the two are independent."""
     seed = torch.randint(2**63 - 1, (), generator=generator, device=generator.device)
@@ -36,32 +33,11 @@ def global_seed(seed: int) -> Iterator[None]:
         yield
 
 
-def initialise(module: nn.Module, generator: torch.Generator) -> None:
-    """Initialise every parameter of `module` in place.
-
-    Weights of convolutions and linear layers are N(0, 2 / fan-in) (He et al. 2015), biases 0, norms 1 and 0.
-    """
-    with torch.no_grad():
-        for part in module.modules():
-            if isinstance(part, nn.Conv2d | nn.Linear):
-                fan_in = part.weight[0].numel()
-                part.weight.normal_(0.0, math.sqrt(2.0 / fan_in), generator=generator)
-                if part.bias is not None:
-                    part.bias.zero_()
-            elif isinstance(part, nn.BatchNorm2d | nn.GroupNorm | nn.LayerNorm):
-                part.reset_parameters()  # weight 1, bias 0; for BatchNorm also running mean 0 and variance 1
-            elif next(part.parameters(recurse=False), None) is not None:
-                raise GraspError(
-                    f"no rule to initialise {type(part).__name__}; "
-                    "use Conv2d, Linear, BatchNorm2d, GroupNorm, LayerNorm or subclasses of them"
-                )
-
-
 def build(factory: Callable[[], M], generator: torch.Generator) -> M:
     """Return the module that `factory` creates, initialised from `generator` alone.
 
-    torch's layers draw from the global generator when they are constructed. On the meta device they have nothing to
-    initialise, so the global generator is not used.
+    Weights of convolutions and linear layers are N(0, 2 / fan-in) (He et al. 2015), biases 0, norms 1 and 0. torch's
+    layers would draw from the global generator; on the meta device they have nothing to initialise.
 
     >>> before = torch.get_rng_state()
     >>> layer = build(lambda: nn.Linear(4, 2), torch.Generator().manual_seed(0))
@@ -71,11 +47,17 @@ def build(factory: Callable[[], M], generator: torch.Generator) -> M:
     with torch.device("meta"):
         module = factory()
     module.to_empty(device="cpu")
-    initialise(module, generator)
+    for part in module.modules():
+        if isinstance(part, nn.Conv2d | nn.Linear):
+            nn.init.normal_(part.weight, 0.0, math.sqrt(2.0 / part.weight[0].numel()), generator)
+            if part.bias is not None:
+                nn.init.zeros_(part.bias)
+        elif isinstance(part, nn.BatchNorm2d | nn.GroupNorm | nn.LayerNorm):
+            part.reset_parameters()  # weight 1, bias 0; for BatchNorm also running mean 0 and variance 1
+        elif next(part.parameters(recurse=False), None) is not None:
+            known = "Conv2d, Linear, BatchNorm2d, GroupNorm, LayerNorm or subclasses of them"
+            raise GraspError(f"no rule to initialise {type(part).__name__}; use {known}")
     return module
-
-
-# -- layers -----------------------------------------------------------------------------------------------------------
 
 
 class PaddedConv2d(nn.Conv2d):
@@ -233,9 +215,6 @@ class SqueezeExcitation(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         gate: Tensor = self.gate(x.mean(dim=(2, 3), keepdim=True))
         return x * gate
-
-
-# -- blocks of a convolutional network --------------------------------------------------------------------------------
 
 
 class Form(NamedTuple):

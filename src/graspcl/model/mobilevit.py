@@ -4,46 +4,31 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from functools import partial
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from graspcl.checks import Positive, Range, checked
-from graspcl.errors import GraspError
 from graspcl.model.layers import Dropout, Form, ImageInput, InvertedResidual, PaddedConv2d, StandardizedConv2d, build
 from graspcl.model.network import SplitNetwork, convolutional, networks
 
-
-class _Inverted(NamedTuple):
-    out: int
-    stride: int
-
-
-class _Attending(NamedTuple):
-    width: int
-    depth: int
-
-
 STEM = 16
-BLOCKS: tuple[_Inverted | _Attending, ...] = (
-    _Inverted(32, 1),
-    _Inverted(64, 2),
-    _Inverted(64, 1),
-    _Inverted(64, 1),
-    _Inverted(96, 2),
-    _Attending(144, 2),
-    _Inverted(128, 2),  # the last frozen layer of the paper
-    _Attending(192, 4),
-    _Inverted(160, 2),
-    _Attending(240, 3),
+ROWS = (  # output channels and stride of an inverted residual, width and depth of the MobileViT block after it, if any
+    (32, 1, 0, 0),
+    (64, 2, 0, 0),
+    (64, 1, 0, 0),
+    (64, 1, 0, 0),
+    (96, 2, 144, 2),
+    (128, 2, 192, 4),
+    (160, 2, 240, 3),
 )
 EXPANSION = 4
 HEADS = 4
 PATCH = 2
 EMBEDDING = 640
-LAYERS = len(BLOCKS) + 2  # the stem before them, the last 1x1 convolution after them
+LAYERS = 12  # the stem, those of ROWS and the last 1x1 convolution
 
 _FROZEN = Form(PaddedConv2d, nn.BatchNorm2d, nn.SiLU)
 _PLASTIC = Form(StandardizedConv2d, partial(nn.GroupNorm, 16), nn.SiLU)
@@ -70,11 +55,9 @@ def mobilevit_s(
     convolution, and plain in the inverted residuals. SiLU throughout.
 
     Args:
-        split: the last frozen layer, 0..11; layer 0 is the stem. The paper freezes up to layer 7: the stem, six
-            inverted residuals and one MobileViT block.
+        split: the last frozen layer, 0..11, by default the paper's; layer 0 is the stem.
         frozen_norm: "batch" gives frozen layers BatchNorm and plain convolutions, like published weights. "group" gives
             them the form of plastic layers, as in the reference.
-        dropout: probability of dropout before the head.
 
     >>> net = mobilevit_s(classes=10, generator=torch.Generator().manual_seed(0))
     >>> latents = net.encode(torch.zeros(1, 3, 64, 64, dtype=torch.uint8))
@@ -120,8 +103,6 @@ class TransformerLayer(nn.Module):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        if width % heads:
-            raise GraspError(f"the width of a transformer must be a multiple of its {heads} heads, got {width}")
         self.heads = heads
         self.attention_norm = nn.LayerNorm(width)
         self.qkv = nn.Linear(width, 3 * width)
@@ -168,15 +149,13 @@ def _body(split: int) -> nn.Sequential:
     forms = [_FROZEN if index <= split else _PLASTIC for index in range(LAYERS)]
     layers: OrderedDict[str, nn.Module] = OrderedDict(layer0=forms[0].conv_norm(3, STEM, kernel=3, stride=2))
     channels = STEM
-    for index, block in enumerate(BLOCKS, start=1):
-        form = forms[index]
-        if isinstance(block, _Attending):
-            layers[f"layer{index}"] = MobileViTBlock(channels, block.width, block.depth, form)
-        else:
-            expanded, form = channels * EXPANSION, form._replace(conv=PaddedConv2d)
-            layers[f"layer{index}"] = InvertedResidual(
-                channels, expanded, block.out, kernel=3, stride=block.stride, form=form
-            )
-            channels = block.out
+    for out, stride, width, depth in ROWS:
+        form = forms[len(layers)]._replace(conv=PaddedConv2d)
+        layers[f"layer{len(layers)}"] = InvertedResidual(
+            channels, channels * EXPANSION, out, kernel=3, stride=stride, form=form
+        )
+        if width:
+            layers[f"layer{len(layers)}"] = MobileViTBlock(out, width, depth, forms[len(layers)])
+        channels = out
     layers[f"layer{LAYERS - 1}"] = forms[-1].conv_norm(channels, EMBEDDING, kernel=1)
     return nn.Sequential(layers)

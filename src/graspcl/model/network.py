@@ -19,7 +19,8 @@ networks: Registry[SplitNetwork] = Registry("network", "graspcl.model", given=("
 """Functions that create a network. Each declares what it `reads`: "images", "texts" or "vectors".
 
 They take `classes`, the number of rows of the head to start with, and `generator` or `seed`, which initialise the
-weights. The built-in ones also take `scale`, the cosine head's initial scale.
+weights. The built-in ones also take `scale`, the cosine head's initial scale, and most take `dropout`, the probability
+of dropout before the head. Those for images take [N, 3, H, W] in 0..255, uint8 or float.
 """
 
 
@@ -112,9 +113,9 @@ class SplitNetwork(nn.Module):
     ) -> SplitNetwork:
         """Cut an existing classifier after a named block; a cosine head replaces its last linear layer.
 
-        What follows the block must be a plain chain of modules, with nothing but flattening or average pooling between
-        them. Another block raises an error that names the possible ones. BatchNorm in the plastic part keeps its
-        statistics, because rehearsal must not change them.
+        What precedes the block may be any computation. What follows must be a plain chain of modules, with nothing but
+        flattening or average pooling between them. Another block raises an error that names the possible ones.
+        BatchNorm in the plastic part keeps its statistics, because rehearsal must not change them.
 
         Args:
             model: the classifier, with trained or random weights; it is copied.
@@ -179,11 +180,8 @@ class SplitNetwork(nn.Module):
 def veridical(network: SplitNetwork, unfreeze: bool = False) -> SplitNetwork:
     """Return `network` in a form for veridical rehearsal: it is called with raw inputs and encodes them every time.
 
-    Both forms share their layers. The buffer stores images as files (codec `encoded`) or tensors (codec `identity`).
-
-    Args:
-        network: the network in its usual form.
-        unfreeze: train the frozen part as well.
+    Both forms share their layers. With `unfreeze`, the frozen part learns as well. The buffer stores images as files
+    (codec `encoded`) or tensors (codec `identity`).
 
     >>> head = CosineHead(4, classes=3, generator=torch.Generator().manual_seed(0))
     >>> raw = veridical(SplitNetwork(nn.Flatten(), nn.Linear(4, 4), head))
@@ -257,7 +255,6 @@ def make_network(name: str, classes: int = 0, *, generator: torch.Generator, **o
     name or option raises an error that suggests the nearest valid one.
 
     Args:
-        name: a name of the registry `networks`.
         classes: the number of rows of the head to start with.
         generator: initialises the weights; a function may take just its seed, as `seed`.
         options: parameters of the network's function.

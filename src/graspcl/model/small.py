@@ -43,7 +43,6 @@ def small_network(
         pixels: the approximate side of the images.
         split: the last frozen stage, 0..3.
         embedding: width of the embedding, a linear layer on the pooled features, before its GELU.
-        dropout: probability of dropout before the head.
 
     >>> net = small_network(classes=10, generator=torch.Generator().manual_seed(0))
     >>> latents = net.encode(torch.zeros(1, 3, 64, 64, dtype=torch.uint8))
@@ -86,13 +85,16 @@ def vector_network(
         dim: width of the input.
         hidden: width of the hidden layer, which is followed by a GELU.
         embedding: width of the embedding, before its GELU.
-        dropout: probability of dropout before the head.
 
     >>> net = vector_network(256, classes=66, generator=torch.Generator().manual_seed(0))
     >>> [tuple(part.shape) for part in net(net.encode(torch.zeros(2, 256)))]
     [(2, 256), (2, 256), (2, 66)]
     """
-    first, last = (partial(nn.Linear, *sizes) for sizes in ((dim, hidden), (hidden, embedding)))
-    plastic = build(lambda: nn.Sequential(OrderedDict(hidden=first(), act=nn.GELU(), embedding=last())), generator)
+
+    def layers() -> nn.Sequential:
+        first, last = nn.Linear(dim, hidden), nn.Linear(hidden, embedding)
+        return nn.Sequential(OrderedDict(hidden=first, act=nn.GELU(), embedding=last))
+
+    plastic = build(layers, generator)
     neck = nn.Sequential(nn.GELU(), SeededDropout(dropout, generator))
     return SplitNetwork(nn.Identity(), plastic, CosineHead(embedding, classes, generator=generator, scale=scale), neck)

@@ -121,7 +121,7 @@ class StaticTextEncoder:
 
     def encode(self, texts: Sequence[str], chunk: int = 1024) -> Tensor:
         """Return the vectors of N texts, float32 [N, dim], computed `chunk` texts at a time."""
-        _refuse_single(texts)
+        _check_texts(texts)
         vectors = torch.empty(len(texts), self.embeddings.shape[1])
         for start in range(0, len(texts), chunk):
             part = slice(start, start + chunk)
@@ -134,9 +134,12 @@ class StaticTextEncoder:
         return vectors
 
 
-def _refuse_single(texts: Sequence[str]) -> None:
+def _check_texts(texts: Sequence[str]) -> None:
     if isinstance(texts, str):
         raise GraspError("encode takes a list of texts, not one text; write encode([text])")
+    for position, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise GraspError(f"text {position} must be a str, got {type(text).__name__}")
 
 
 def _package_folder(package: str, extra: str) -> Path:
@@ -186,22 +189,18 @@ class Tokenizer:
 
     def encode(self, texts: Sequence[str], chunk: int = 4096) -> Tensor:
         """Return the token ids of n texts, int32 [n, max_tokens], computed `chunk` texts at a time."""
-        _refuse_single(texts)
+        _check_texts(texts)
         ids = np.full((len(texts), self.max_tokens), self.pad, np.int32)
         for start in range(0, len(texts), chunk):
-            found = [encoding.ids for encoding in self._encode(list(texts[start : start + chunk]), start)]
-            within = np.arange(self.max_tokens) < np.array([len(tokens) for tokens in found])[:, None]
-            ids[start : start + chunk][within] = np.concatenate(found)
+            part = list(texts[start : start + chunk])
+            try:
+                encodings = self._tokenizer.encode_batch_fast(part)
+            except TypeError:  # half of a surrogate pair, which is not a character; other programs show it as �
+                part = [text.encode("utf-8", "replace").decode() for text in part]
+                encodings = self._tokenizer.encode_batch_fast(part)
+            within = np.arange(self.max_tokens) < np.array([len(encoding.ids) for encoding in encodings])[:, None]
+            ids[start : start + chunk][within] = np.concatenate([encoding.ids for encoding in encodings])
         return torch.from_numpy(ids)
-
-    def _encode(self, texts: list[str], start: int) -> Any:
-        for position, text in enumerate(texts, start):
-            if not isinstance(text, str):
-                raise GraspError(f"text {position} must be a str, got {type(text).__name__}")
-        try:
-            return self._tokenizer.encode_batch_fast(texts)
-        except TypeError:  # half of a surrogate pair, which is not a character; other programs show it as �
-            return self._tokenizer.encode_batch_fast([text.encode("utf-8", "replace").decode() for text in texts])
 
     def fingerprint(self) -> str:
         """Identify everything that determines a text's ids: the same for equal tokenizers, in every process."""

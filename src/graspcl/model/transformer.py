@@ -1,8 +1,4 @@
-"""Text encoders in Hugging Face's format, cut after a layer.
-
-From top to bottom: `transformer_network`, which puts everything together; the frozen and the plastic part; encoders
-taken apart into layers that run by themselves; loading them; dropout from seeded generators; and checks.
-"""
+"""Text encoders in Hugging Face's format, cut after a layer."""
 
 from __future__ import annotations
 
@@ -25,8 +21,7 @@ from graspcl.model.layers import SeededDropout, fork, global_seed, seed_dropout
 from graspcl.model.network import SplitNetwork, networks
 from graspcl.model.texts import Tokenizer, encoder_source, read_pretrained, token_inputs
 
-KNOWN = "BERT, RoBERTa, XLM-RoBERTa, ELECTRA, DistilBERT, MPNet, ALBERT and DeBERTa"
-"""Families of encoders that can be cut."""
+KNOWN = "BERT, RoBERTa, XLM-RoBERTa, ELECTRA, DistilBERT, MPNet, ALBERT and DeBERTa"  # families that can be cut
 
 # Hidden states come out of a LayerNorm, so the mean over their channels is about 0. A column with MARKER in every
 # channel cannot be a hidden state, and stays recognisable after lossy coding.
@@ -81,15 +76,16 @@ def transformer_network(
     encoder = load_encoder(source, generator)
     try:
         embeddings, layers = take_apart(encoder)
-        _check_padding(source, _pad_id(encoder))
-        example = _example(encoder, max_tokens)
+        tokens, pad = int(encoder.config.vocab_size), int(getattr(encoder.config, "pad_token_id", None) or 0)
+        _check_padding(source, pad)
+        example = _example(encoder, max_tokens, tokens, pad)
         with torch.no_grad():
             expected = encoder(input_ids=example[0], attention_mask=example[1].long()).last_hidden_state
         require("transformers", "text").AttentionInterface.register(_ATTENTION, _attention)
         with _quiet():
             encoder.set_attn_implementation(_ATTENTION)  # encoders that ignore this call their dropout themselves
         below, above = _cut(layers, frozen_layers)
-        frozen = _Frozen(*embeddings, below, max_tokens, int(encoder.config.vocab_size), _pad_id(encoder))
+        frozen = _Frozen(*embeddings, below, max_tokens, tokens, pad)
         plastic = _Plastic(above, pooling)
         for part in (frozen, plastic):
             seed_dropout(part, generator)
@@ -115,7 +111,7 @@ def _cut(layers: list[nn.Module], frozen: int) -> tuple[nn.ModuleDict, nn.Module
     if set(nn.ModuleList(below).modules()) & set(nn.ModuleList(above).modules()):
         above = copy.deepcopy(above)
     named = [(f"layer{i}", layer) for i, layer in enumerate([*below, *above])]
-    return nn.ModuleDict(named[:frozen]), nn.ModuleDict(named[frozen:])
+    return nn.ModuleDict(dict(named[:frozen])), nn.ModuleDict(dict(named[frozen:]))
 
 
 class _Frozen(nn.Module):
@@ -342,10 +338,6 @@ def _attention(
 # -- checks -----------------------------------------------------------------------------------------------------------
 
 
-def _pad_id(encoder: Any) -> int:
-    return int(getattr(encoder.config, "pad_token_id", None) or 0)
-
-
 def _check_padding(source: str | Path, pad: int) -> None:
     """Refuse a tokenizer whose padding the encoder would take for tokens."""
     try:
@@ -356,30 +348,28 @@ def _check_padding(source: str | Path, pad: int) -> None:
         raise GraspError(f"its tokenizer pads with {given}, but its encoder with {pad} (pad_token_id in config.json)")
 
 
-def _example(encoder: Any, max_tokens: int) -> tuple[Tensor, Tensor]:
+def _example(encoder: Any, max_tokens: int, tokens: int, pad: int) -> tuple[Tensor, Tensor]:
     """Return token ids [2, L] of two texts, one of them padded, and which of them are tokens."""
-    tokens, pad = int(encoder.config.vocab_size), _pad_id(encoder)
+    other = (pad + 1) % tokens
+
+    def embeds(length: int) -> bool:  # some encoders have fewer positions than they state
+        try:
+            with torch.no_grad():
+                encoder.embeddings(torch.full((1, length), other))
+        except (IndexError, RuntimeError):
+            return False
+        return True
+
     if max_tokens < 2:
         raise GraspError(f"max_tokens must be at least 2, got {max_tokens}")
-    if not _embeds(encoder, max_tokens):
+    if not embeds(max_tokens):
         positions = int(getattr(encoder.config, "max_position_embeddings", 0))
-        most = next((n for n in range(min(max_tokens, positions), 0, -1) if _embeds(encoder, n)), 0)
+        most = next((n for n in range(min(max_tokens, positions), 0, -1) if embeds(n)), 0)
         raise GraspError(f"max_tokens must be at most {most}, as the encoder has no more positions, got {max_tokens}")
     ids = torch.randint(tokens, (2, min(6, max_tokens)), generator=torch.Generator().manual_seed(0))
-    ids[ids == pad] = (pad + 1) % tokens
+    ids[ids == pad] = other
     ids[1, ids.shape[1] // 2 :] = pad
     return ids, ids != pad
-
-
-def _embeds(encoder: Any, length: int) -> bool:
-    """Return whether a text of `length` tokens has embeddings; some encoders have fewer positions than they state."""
-    ids = torch.full((1, length), (_pad_id(encoder) + 1) % int(encoder.config.vocab_size))
-    try:
-        with torch.no_grad():
-            encoder.embeddings(ids)
-    except (IndexError, RuntimeError):
-        return False
-    return True
 
 
 def _check_parts(frozen: _Frozen, plastic: _Plastic, example: tuple[Tensor, Tensor], expected: Tensor) -> None:
