@@ -50,7 +50,7 @@ def transformer_network(
     `encode` takes token ids [N, L], L up to `max_tokens`, padded as `Tokenizer` does. The latents [N, D, max_tokens]
     are hidden states with one location per token, so OPQ codes them token by token. Padding is a constant column that
     the plastic part recognises, also after Half, and after OPQ if that was trained on padding as well
-    (`frozen.padding_input` is a text of padding alone).
+    (`frozen.padding_input` is a text of padding alone). Use `veridical(network, unfreeze=True)` to rehearse texts.
 
     Weights that layers share, as all of ALBERT's do, are shared on each side of the cut. The plastic part has copies of
     those that are also frozen. Dropout is the encoder's own, but drawn from `generator`, not from torch's global one.
