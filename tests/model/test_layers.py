@@ -20,7 +20,6 @@ from graspcl.model.layers import (
     SqueezeExcitation,
     StandardizedConv2d,
     fork,
-    initialise,
 )
 
 
@@ -126,7 +125,7 @@ def test_squeeze_excitation_is_the_formula() -> None:
     torch.testing.assert_close(se(x), x * gate[:, :, None, None])
 
 
-def block(in_channels: int, expanded: int, out: int, stride: int, squeezed: int | None = None) -> InvertedResidual:
+def block(in_channels: int, expanded: int, out: int, stride: int, squeezed: int = 0) -> InvertedResidual:
     return build(
         lambda: InvertedResidual(
             in_channels,
@@ -168,6 +167,12 @@ def test_image_input_takes_bytes_and_numbers_per_channel() -> None:
     assert not ImageInput(127, 128).state_dict()
 
 
+def test_image_input_is_imagenets_by_default() -> None:
+    found = ImageInput()
+    torch.testing.assert_close(found.mean.flatten(), torch.tensor([123.675, 116.28, 103.53]))
+    torch.testing.assert_close(found.scale.flatten(), torch.tensor([58.395, 57.12, 57.375]))
+
+
 def test_initialise_follows_the_fan_in() -> None:
     conv = build(lambda: PaddedConv2d(32, 64, kernel=3), seeded())
     assert conv.weight.std().item() == pytest.approx((2 / (32 * 9)) ** 0.5, rel=0.02)
@@ -188,7 +193,7 @@ def test_initialise_resets_the_norms_that_have_no_statistics() -> None:
 
 def test_initialise_leaves_nothing_out_silently() -> None:
     with pytest.raises(GraspError, match="no rule to initialise Embedding"):
-        initialise(nn.Embedding(2, 3, _weight=torch.zeros(2, 3)), seeded())
+        build(lambda: nn.Embedding(2, 3), seeded())
 
 
 def test_forks_differ_from_each_other() -> None:

@@ -171,5 +171,3 @@ def test_mistakes_are_explained() -> None:
             mobilevit_s(split=split, generator=seeded())
     with pytest.raises(GraspError, match="frozen_norm must be 'batch' or 'group', got 'bach'"):
         mobilevit_s(generator=seeded(), frozen_norm="bach")  # type: ignore[arg-type]
-    with pytest.raises(GraspError, match="multiple of its 4 heads"):
-        TransformerLayer(10, heads=4)

@@ -56,6 +56,8 @@ def test_the_package_is_not_imported(encoder: StaticTextEncoder) -> None:
 def test_one_text_is_no_list_of_texts(encoder: StaticTextEncoder) -> None:
     with pytest.raises(GraspError, match=r"encode\(\[text\]\)"):
         encoder.encode("chair")
+    with pytest.raises(GraspError, match="text 1 must be a str, got int"):
+        encoder.encode(["chair", 3])  # type: ignore[list-item]
 
 
 def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

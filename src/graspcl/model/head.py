@@ -12,18 +12,18 @@ from torch.nn import functional as F
 
 from graspcl.checks import Count, Natural, checked
 from graspcl.errors import GraspError
-from graspcl.model.layers import fork
+from graspcl.model.layers import Seeded, fork
 
 
 @checked
-class Head(nn.Module, ABC):
+class Head(Seeded, ABC):
     """Base class: rows [w_k, b_k] that turn h [N, features] into logits [N, classes].
 
     Args:
         features: width of the input.
         classes: the number of rows to start with.
-        generator: seeds the head's own generator, which initialises the rows. Its state is part of `state_dict`, so
-            that a resumed run grows the same rows.
+        generator: seeds the head's own generator, which initialises the rows. Its state is saved, so that a resumed run
+            grows the same rows.
     """
 
     def __init__(self, features: Count, classes: Natural = 0, *, generator: torch.Generator) -> None:
@@ -36,7 +36,6 @@ class Head(nn.Module, ABC):
 
     @property
     def classes(self) -> int:
-        """The number of rows."""
         return len(self.weight)
 
     @abstractmethod
@@ -55,16 +54,13 @@ class Head(nn.Module, ABC):
         if new <= 0:
             return
         # Drawn on the CPU in float32, so that rows are the same on every device.
-        weight = self._draw(torch.empty(new, self.features, dtype=torch.float32))
         bound = 1.0 / math.sqrt(self.features)
-        bias = torch.empty(new, dtype=torch.float32).uniform_(-bound, bound, generator=self.generator)
-        self._replace(
-            torch.cat([self.weight.detach(), weight.to(self.weight)]),
-            torch.cat([self.bias.detach(), bias.to(self.bias)]),
-        )
+        weight = self._draw(torch.empty(new, self.features, dtype=torch.float32), bound).to(self.weight)
+        bias = torch.empty(new, dtype=torch.float32).uniform_(-bound, bound, generator=self.generator).to(self.bias)
+        self._replace(torch.cat([self.weight.detach(), weight]), torch.cat([self.bias.detach(), bias]))
 
     def reset(self) -> None:
-        """Draw all rows again."""
+        """Draw all rows again; a scale returns to its initial value."""
         classes = self.classes
         self._replace(self.weight[:0].detach(), self.bias[:0].detach())
         self.grow(classes)
@@ -80,18 +76,12 @@ class Head(nn.Module, ABC):
             self.weight[rows] = means.to(self.weight)
             self.bias[rows] = self._bias_of(means.to(self.weight))
 
-    def get_extra_state(self) -> Tensor:
-        return self.generator.get_state()
-
-    def set_extra_state(self, state: Tensor) -> None:
-        self.generator.set_state(state.cpu())
-
     def extra_repr(self) -> str:
         return f"features={self.features}, classes={self.classes}"
 
     @abstractmethod
-    def _draw(self, weight: Tensor) -> Tensor:
-        """Initialise the weights [n, features] of new rows."""
+    def _draw(self, weight: Tensor, bound: float) -> Tensor:
+        """Initialise the weights [n, features] of new rows; `bound` is 1/sqrt(features)."""
 
     @abstractmethod
     def _bias_of(self, means: Tensor) -> Tensor:
@@ -138,16 +128,14 @@ class CosineHead(Head):
         return F.linear(self.inputs(h), rows)
 
     def inputs(self, h: Tensor) -> Tensor:
-        """Return what the normalised rows are multiplied with, [N, features + 1]: sigma [h, 1] / |[h, 1]|."""
         return self.sigma * F.normalize(F.pad(h, (0, 1), value=1.0), dim=1, eps=1e-8)
 
     def reset(self) -> None:
-        """Draw all rows again, and reset the scale."""
         super().reset()
         with torch.no_grad():
             self.sigma.fill_(self.scale)
 
-    def _draw(self, weight: Tensor) -> Tensor:
+    def _draw(self, weight: Tensor, bound: float) -> Tensor:
         return weight.normal_(0.0, 0.01, generator=self.generator)
 
     def _bias_of(self, means: Tensor) -> Tensor:
@@ -170,11 +158,9 @@ class LinearHead(Head):
         return F.linear(h, self.weight, self.bias)
 
     def inputs(self, h: Tensor) -> Tensor:
-        """Return what the rows are multiplied with, [N, features + 1]: [h, 1]."""
         return F.pad(h, (0, 1), value=1.0)
 
-    def _draw(self, weight: Tensor) -> Tensor:
-        bound = 1.0 / math.sqrt(self.features)
+    def _draw(self, weight: Tensor, bound: float) -> Tensor:
         return weight.uniform_(-bound, bound, generator=self.generator)
 
     def _bias_of(self, means: Tensor) -> Tensor:

@@ -4,57 +4,31 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from functools import partial
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from graspcl.checks import Positive, Range, checked
-from graspcl.errors import GraspError
-from graspcl.model.head import CosineHead
-from graspcl.model.layers import (
-    Dropout,
-    Form,
-    InvertedResidual,
-    PaddedConv2d,
-    SeededDropout,
-    StandardizedConv2d,
-    build,
-    imagenet_input,
-    split_body,
-)
-from graspcl.model.network import SplitNetwork, networks
-
-
-class _Inverted(NamedTuple):
-    out: int
-    stride: int
-
-
-class _Attending(NamedTuple):
-    width: int
-    depth: int
-
+from graspcl.model.layers import Dropout, Form, ImageInput, InvertedResidual, PaddedConv2d, StandardizedConv2d, build
+from graspcl.model.network import SplitNetwork, convolutional, networks
 
 STEM = 16
-BLOCKS: tuple[_Inverted | _Attending, ...] = (
-    _Inverted(32, 1),
-    _Inverted(64, 2),
-    _Inverted(64, 1),
-    _Inverted(64, 1),
-    _Inverted(96, 2),
-    _Attending(144, 2),
-    _Inverted(128, 2),  # the last frozen layer of the paper
-    _Attending(192, 4),
-    _Inverted(160, 2),
-    _Attending(240, 3),
+ROWS = (  # output channels and stride of an inverted residual, width and depth of the MobileViT block after it, if any
+    (32, 1, 0, 0),
+    (64, 2, 0, 0),
+    (64, 1, 0, 0),
+    (64, 1, 0, 0),
+    (96, 2, 144, 2),
+    (128, 2, 192, 4),
+    (160, 2, 240, 3),
 )
 EXPANSION = 4
 HEADS = 4
 PATCH = 2
 EMBEDDING = 640
-LAYERS = len(BLOCKS) + 2  # the stem before them, the last 1x1 convolution after them
+LAYERS = 12  # the stem, those of ROWS and the last 1x1 convolution
 
 _FROZEN = Form(PaddedConv2d, nn.BatchNorm2d, nn.SiLU)
 _PLASTIC = Form(StandardizedConv2d, partial(nn.GroupNorm, 16), nn.SiLU)
@@ -81,11 +55,9 @@ def mobilevit_s(
     convolution, and plain in the inverted residuals. SiLU throughout.
 
     Args:
-        split: the last frozen layer, 0..11; layer 0 is the stem. The paper freezes up to layer 7: the stem, six
-            inverted residuals and one MobileViT block.
+        split: the last frozen layer, 0..11, by default the paper's; layer 0 is the stem.
         frozen_norm: "batch" gives frozen layers BatchNorm and plain convolutions, like published weights. "group" gives
             them the form of plastic layers, as in the reference.
-        dropout: probability of dropout before the head.
 
     >>> net = mobilevit_s(classes=10, generator=torch.Generator().manual_seed(0))
     >>> latents = net.encode(torch.zeros(1, 3, 64, 64, dtype=torch.uint8))
@@ -93,9 +65,7 @@ def mobilevit_s(
     (torch.Size([1, 128, 4, 4]), torch.Size([1, 640]))
     """
     body = build(lambda: _body(split if frozen_norm == "batch" else -1), generator)
-    frozen, plastic = split_body(body, split + 1, imagenet_input())
-    head = CosineHead(EMBEDDING, classes, generator=generator, scale=scale)  # draws before the dropout
-    return SplitNetwork(frozen, plastic, head, SeededDropout(dropout, generator))
+    return convolutional(ImageInput(), body, split + 1, EMBEDDING, classes, generator, dropout, scale)
 
 
 class MobileViTBlock(nn.Module):
@@ -104,10 +74,6 @@ class MobileViTBlock(nn.Module):
     Locations at the same place within their patches attend to each other. If H or W is not a multiple of the patch's
     side, the map is interpolated to the next multiple for the transformer and back afterwards. The convolution to
     `width` channels is plain and has no norm: standardised, it would fix the scale of the transformer's input.
-
-    >>> block = MobileViTBlock(32, width=48, depth=2, form=_PLASTIC)
-    >>> block(torch.zeros(2, 32, 7, 8)).shape
-    torch.Size([2, 32, 7, 8])
     """
 
     def __init__(self, channels: int, width: int, depth: int, form: Form) -> None:
@@ -133,27 +99,16 @@ class TransformerLayer(nn.Module):
     """Self-attention and a two-layer perceptron, each on the normalised input and added to it.
 
     x [N, tokens, width] -> same shape.
-
-    >>> TransformerLayer(48, heads=4)(torch.zeros(2, 9, 48)).shape
-    torch.Size([2, 9, 48])
     """
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        if width % heads:
-            raise GraspError(f"the width of a transformer must be a multiple of its {heads} heads, got {width}")
         self.heads = heads
         self.attention_norm = nn.LayerNorm(width)
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
-        self.mlp = nn.Sequential(
-            OrderedDict(
-                norm=nn.LayerNorm(width),
-                hidden=nn.Linear(width, 2 * width),
-                act=nn.SiLU(),
-                out=nn.Linear(2 * width, width),
-            )
-        )
+        hidden, out = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.mlp = nn.Sequential(OrderedDict(norm=nn.LayerNorm(width), hidden=hidden, act=nn.SiLU(), out=out))
 
     def forward(self, x: Tensor) -> Tensor:
         # [N, tokens, 3 width] -> three of [N, heads, tokens, width / heads]
@@ -178,12 +133,7 @@ def unfold(x: Tensor, patch: int) -> Tensor:
 
 
 def fold(tokens: Tensor, height: int, width: int, patch: int) -> Tensor:
-    """Invert `unfold`: tokens [N·patch², H·W / patch², C] -> [N, C, H, W], channels last in memory.
-
-    >>> x = torch.arange(24.0).reshape(1, 1, 4, 6)
-    >>> torch.equal(fold(unfold(x, 2), 4, 6, 2), x)
-    True
-    """
+    """Invert `unfold`: tokens [N·patch², H·W / patch², C] -> [N, C, H, W], channels last in memory."""
     split = tokens.reshape(-1, patch, patch, height // patch, width // patch, tokens.shape[-1])
     return split.permute(0, 3, 1, 4, 2, 5).reshape(-1, height, width, tokens.shape[-1]).permute(0, 3, 1, 2)
 
@@ -199,15 +149,13 @@ def _body(split: int) -> nn.Sequential:
     forms = [_FROZEN if index <= split else _PLASTIC for index in range(LAYERS)]
     layers: OrderedDict[str, nn.Module] = OrderedDict(layer0=forms[0].conv_norm(3, STEM, kernel=3, stride=2))
     channels = STEM
-    for index, block in enumerate(BLOCKS, start=1):
-        form = forms[index]
-        if isinstance(block, _Attending):
-            layers[f"layer{index}"] = MobileViTBlock(channels, block.width, block.depth, form)
-        else:
-            layers[f"layer{index}"] = InvertedResidual(
-                channels, channels * EXPANSION, block.out, kernel=3, stride=block.stride,
-                form=form._replace(conv=PaddedConv2d),
-            )  # fmt: skip
-            channels = block.out
+    for out, stride, width, depth in ROWS:
+        form = forms[len(layers)]._replace(conv=PaddedConv2d)
+        layers[f"layer{len(layers)}"] = InvertedResidual(
+            channels, channels * EXPANSION, out, kernel=3, stride=stride, form=form
+        )
+        if width:
+            layers[f"layer{len(layers)}"] = MobileViTBlock(out, width, depth, forms[len(layers)])
+        channels = out
     layers[f"layer{LAYERS - 1}"] = forms[-1].conv_norm(channels, EMBEDDING, kernel=1)
     return nn.Sequential(layers)

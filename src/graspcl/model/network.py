@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any, NamedTuple
 
 import torch
@@ -11,14 +12,15 @@ from graspcl.errors import GraspError
 from graspcl.model.cut import cut_after
 from graspcl.model.execution import Execution
 from graspcl.model.head import CosineHead, Head
-from graspcl.model.layers import global_seed, seed_dropout
+from graspcl.model.layers import ChannelsLast, GlobalAveragePool, SeededDropout, build, global_seed, seed_dropout
 from graspcl.registry import Registry, parameter_names
 
 networks: Registry[SplitNetwork] = Registry("network", "graspcl.model", given=("classes", "generator", "seed"))
 """Functions that create a network. Each declares what it `reads`: "images", "texts" or "vectors".
 
 They take `classes`, the number of rows of the head to start with, and `generator` or `seed`, which initialise the
-weights. The built-in ones also take `scale`, the cosine head's initial scale.
+weights. The built-in ones also take `scale`, the cosine head's initial scale, and most take `dropout`, the probability
+of dropout before the head. Those for images take [N, 3, H, W] in 0..255, uint8 or float.
 """
 
 
@@ -124,11 +126,8 @@ class SplitNetwork(nn.Module):
                 ImageNet's mean and deviation, as torchvision's weights expect.
             scale: the cosine head's initial scale.
 
-        >>> blocks = {"stem": nn.Linear(4, 8), "act": nn.ReLU(), "middle": nn.Linear(8, 6), "fc": nn.Linear(6, 3)}
-        >>> model = nn.Sequential()
-        >>> for name, block in blocks.items():
-        ...     model.add_module(name, block)
-        >>> net = SplitNetwork.cut(model, after="act", classes=2)
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 6), nn.Linear(6, 3))
+        >>> net = SplitNetwork.cut(model, after="1", classes=2)
         >>> latents = net.encode(torch.ones(5, 4))
         >>> latents.shape, net(latents).embedding.shape
         (torch.Size([5, 8]), torch.Size([5, 6]))
@@ -141,11 +140,9 @@ class SplitNetwork(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """The device of the parameters."""
         return next((parameter.device for parameter in self.parameters()), torch.device("cpu"))
 
     def train(self, mode: bool = True) -> SplitNetwork:
-        """Set the mode of plastic part, neck and head; the frozen part stays in eval mode."""
         super().train(mode)
         self.frozen.eval()
         return self
@@ -177,18 +174,14 @@ class SplitNetwork(nn.Module):
     def share_plastic(self) -> float:
         """Return the share of all parameters that learns, 0..1."""
         plastic = sum(parameter.numel() for _, parameter in self.plastic_parameters())
-        total = sum(parameter.numel() for parameter in self.parameters())
-        return plastic / total if total else 0.0
+        return plastic / max(1, sum(parameter.numel() for parameter in self.parameters()))
 
 
 def veridical(network: SplitNetwork, unfreeze: bool = False) -> SplitNetwork:
     """Return `network` in a form for veridical rehearsal: it is called with raw inputs and encodes them every time.
 
-    Both forms share their layers. The buffer stores images as files (codec `encoded`) or tensors (codec `identity`).
-
-    Args:
-        network: the network in its usual form.
-        unfreeze: train the frozen part as well.
+    Both forms share their layers. With `unfreeze`, the frozen part learns as well. The buffer stores images as files
+    (codec `encoded`) or tensors (codec `identity`).
 
     >>> head = CosineHead(4, classes=3, generator=torch.Generator().manual_seed(0))
     >>> raw = veridical(SplitNetwork(nn.Flatten(), nn.Linear(4, 4), head))
@@ -220,27 +213,55 @@ class _Whole(nn.Module):
         return embedding
 
 
+def convolutional(
+    input: nn.Module,
+    body: nn.Sequential,
+    frozen_layers: int,
+    channels: int,
+    classes: int,
+    generator: torch.Generator,
+    dropout: float,
+    scale: float,
+    *,
+    embedding: int | None = None,
+) -> SplitNetwork:
+    """Create a network for images from its named layers, average pooling, dropout and a cosine head.
+
+    Args:
+        input: what normalises images.
+        body: the layers; the last one returns `channels` channels.
+        frozen_layers: how many of them are frozen.
+        embedding: width of a linear layer after pooling, whose output passes a GELU; by default there is none.
+    """
+    layers = list(body.named_children())
+    frozen = OrderedDict([("input", input), *layers[:frozen_layers]])
+    plastic = OrderedDict([("channels_last", ChannelsLast()), *layers[frozen_layers:], ("pool", GlobalAveragePool())])
+    neck: nn.Module
+    # What is drawn first is part of a seed's meaning: with an embedding the dropout, otherwise the head.
+    if embedding is None:
+        head = CosineHead(channels, classes, generator=generator, scale=scale)
+        neck = SeededDropout(dropout, generator)
+    else:
+        plastic["embedding"] = build(lambda: nn.Linear(channels, embedding), generator)
+        neck = nn.Sequential(nn.GELU(), SeededDropout(dropout, generator))
+        head = CosineHead(embedding, classes, generator=generator, scale=scale)
+    return SplitNetwork(nn.Sequential(frozen), nn.Sequential(plastic), head, neck)
+
+
 def make_network(name: str, classes: int = 0, *, generator: torch.Generator, **options: Any) -> SplitNetwork:
     """Create the network called `name`, or `timm:NAME` for one of timm's.
 
-    A function that draws from torch's global generator gets a seeded one, and the global state is restored.
+    A function that draws from torch's global generator gets a seeded one, and the global state is restored. An unknown
+    name or option raises an error that suggests the nearest valid one.
 
     Args:
-        name: a name of the registry `networks`.
         classes: the number of rows of the head to start with.
         generator: initialises the weights; a function may take just its seed, as `seed`.
         options: parameters of the network's function.
 
-    Raises:
-        GraspError: for an unknown name or option; it suggests the nearest valid one.
-
     >>> net = make_network("vector", classes=3, dim=8, generator=torch.Generator().manual_seed(0))
     >>> net(torch.zeros(2, 8)).logits.shape
     torch.Size([2, 3])
-    >>> make_network("small", splt=2, generator=torch.Generator())
-    Traceback (most recent call last):
-        ...
-    graspcl.errors.GraspError: network 'small' has no parameter 'splt'; did you mean 'split'?
     """
     seed = generator.initial_seed()
     takes = parameter_names(networks.get(name))

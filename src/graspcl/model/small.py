@@ -11,17 +11,8 @@ from torch import nn
 
 from graspcl.checks import Count, Positive, Range, checked
 from graspcl.model.head import CosineHead
-from graspcl.model.layers import (
-    Dropout,
-    Form,
-    PaddedConv2d,
-    SeededDropout,
-    StandardizedConv2d,
-    build,
-    imagenet_input,
-    split_body,
-)
-from graspcl.model.network import SplitNetwork, networks
+from graspcl.model.layers import Dropout, Form, ImageInput, PaddedConv2d, SeededDropout, StandardizedConv2d, build
+from graspcl.model.network import SplitNetwork, convolutional, networks
 from graspcl.model.texts import static_inputs
 
 CHANNELS = (16, 32, 64, 128)
@@ -52,7 +43,6 @@ def small_network(
         pixels: the approximate side of the images.
         split: the last frozen stage, 0..3.
         embedding: width of the embedding, a linear layer on the pooled features, before its GELU.
-        dropout: probability of dropout before the head.
 
     >>> net = small_network(classes=10, generator=torch.Generator().manual_seed(0))
     >>> latents = net.encode(torch.zeros(1, 3, 64, 64, dtype=torch.uint8))
@@ -60,10 +50,9 @@ def small_network(
     (torch.Size([1, 32, 16, 16]), torch.Size([1, 10]))
     """
     body = build(lambda: _body(split, 1 if pixels < 48 else 2), generator)
-    linear = build(lambda: nn.Linear(CHANNELS[-1], embedding), generator)
-    frozen, plastic = split_body(body, split + 1, imagenet_input(), linear)
-    neck = nn.Sequential(nn.GELU(), SeededDropout(dropout, generator))
-    return SplitNetwork(frozen, plastic, CosineHead(embedding, classes, generator=generator, scale=scale), neck)
+    return convolutional(
+        ImageInput(), body, split + 1, CHANNELS[-1], classes, generator, dropout, scale, embedding=embedding
+    )
 
 
 def _body(split: int, first_stride: int) -> nn.Sequential:
@@ -96,17 +85,16 @@ def vector_network(
         dim: width of the input.
         hidden: width of the hidden layer, which is followed by a GELU.
         embedding: width of the embedding, before its GELU.
-        dropout: probability of dropout before the head.
 
     >>> net = vector_network(256, classes=66, generator=torch.Generator().manual_seed(0))
     >>> [tuple(part.shape) for part in net(net.encode(torch.zeros(2, 256)))]
     [(2, 256), (2, 256), (2, 66)]
     """
-    plastic = build(
-        lambda: nn.Sequential(
-            OrderedDict(hidden=nn.Linear(dim, hidden), act=nn.GELU(), embedding=nn.Linear(hidden, embedding))
-        ),
-        generator,
-    )
+
+    def layers() -> nn.Sequential:
+        first, last = nn.Linear(dim, hidden), nn.Linear(hidden, embedding)
+        return nn.Sequential(OrderedDict(hidden=first, act=nn.GELU(), embedding=last))
+
+    plastic = build(layers, generator)
     neck = nn.Sequential(nn.GELU(), SeededDropout(dropout, generator))
     return SplitNetwork(nn.Identity(), plastic, CosineHead(embedding, classes, generator=generator, scale=scale), neck)

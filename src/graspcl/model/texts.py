@@ -40,8 +40,7 @@ class TextEncoder(Protocol):
 class TextInputs:
     """Turn texts into the inputs of a network.
 
-    A network that reads texts declares how: `networks.register(name, reads="texts", prepare=function)`, where the
-    function takes the network's parameters and returns `TextInputs`.
+    A network that reads texts is registered with `prepare=function`, which takes its parameters and returns these.
 
     Args:
         load: returns the encoder; called when the first text is encoded.
@@ -64,7 +63,6 @@ class TextInputs:
         return prepare(**parameters)
 
     def encode(self, texts: Sequence[str]) -> Tensor:
-        """Return the inputs [n, …] of n texts."""
         return self._encoder.encode(texts)
 
     @cached_property
@@ -72,7 +70,6 @@ class TextInputs:
         return self._load()
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return what identifies the encoder."""
         return dict(self._fingerprint)
 
 
@@ -112,9 +109,7 @@ class StaticTextEncoder:
         tokenizer = tokenizer or _package_folder("wordllama", "demo") / "tokenizers/l2_supercat_tokenizer_config.json"
         for path in (weights, tokenizer):
             if not path.is_file():
-                raise GraspError(
-                    f"{path} is not a file; StaticTextEncoder needs embeddings (.safetensors) and a tokenizer (.json)"
-                )
+                raise GraspError(f"{path} is not a file; give embeddings (.safetensors) and a tokenizer (.json)")
         tensors = load_file(weights)
         if "embedding.weight" not in tensors:
             raise GraspError(f"{weights} must contain a matrix 'embedding.weight', got {sorted(tensors)}")
@@ -124,32 +119,27 @@ class StaticTextEncoder:
         self._tokenizer.no_truncation()
         self._unknown: int = self._tokenizer.token_to_id("<unk>") or 0
 
-    @property
-    def dim(self) -> int:
-        """The length of a vector."""
-        return self.embeddings.shape[1]
-
     def encode(self, texts: Sequence[str], chunk: int = 1024) -> Tensor:
         """Return the vectors of N texts, float32 [N, dim], computed `chunk` texts at a time."""
-        _refuse_single(texts)
-        vectors = torch.empty(len(texts), self.dim)
+        _check_texts(texts)
+        vectors = torch.empty(len(texts), self.embeddings.shape[1])
         for start in range(0, len(texts), chunk):
             part = slice(start, start + chunk)
-            vectors[part] = self._encode(list(texts[part]))
+            encodings = self._tokenizer.encode_batch_fast(list(texts[part]), add_special_tokens=False)
+            ids = [encoding.ids or [self._unknown] for encoding in encodings]
+            offsets = np.cumsum([0, *(len(tokens) for tokens in ids[:-1])])
+            flat = torch.from_numpy(np.concatenate(ids).astype(np.int64))
+            means = F.embedding_bag(flat, self.embeddings, torch.from_numpy(offsets), mode="mean")
+            vectors[part] = F.normalize(means, dim=1)
         return vectors
 
-    def _encode(self, texts: list[str]) -> Tensor:
-        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        ids = [encoding.ids or [self._unknown] for encoding in encodings]
-        ends = np.cumsum([len(tokens) for tokens in ids])
-        flat = torch.from_numpy(np.concatenate(ids).astype(np.int64))
-        offsets = torch.from_numpy(np.concatenate([[0], ends[:-1]]))
-        return F.normalize(F.embedding_bag(flat, self.embeddings, offsets, mode="mean"), dim=1)
 
-
-def _refuse_single(texts: Sequence[str]) -> None:
+def _check_texts(texts: Sequence[str]) -> None:
     if isinstance(texts, str):
         raise GraspError("encode takes a list of texts, not one text; write encode([text])")
+    for position, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise GraspError(f"text {position} must be a str, got {type(text).__name__}")
 
 
 def _package_folder(package: str, extra: str) -> Path:
@@ -191,9 +181,7 @@ class Tokenizer:
         self._tokenizer = _load_tokenizer(encoder_source(name_or_folder))
         least = self._tokenizer.num_special_tokens_to_add(False) + 1
         if max_tokens < least:
-            raise GraspError(
-                f"max_tokens must be at least {least}, one word and the tokens around it, got {max_tokens}"
-            )
+            raise GraspError(f"max_tokens must be at least {least}, a word and the tokens around it, got {max_tokens}")
         self.max_tokens = max_tokens
         self.pad = _pad_id(self._tokenizer, name_or_folder)
         self._tokenizer.no_padding()
@@ -201,24 +189,18 @@ class Tokenizer:
 
     def encode(self, texts: Sequence[str], chunk: int = 4096) -> Tensor:
         """Return the token ids of n texts, int32 [n, max_tokens], computed `chunk` texts at a time."""
-        _refuse_single(texts)
+        _check_texts(texts)
         ids = np.full((len(texts), self.max_tokens), self.pad, np.int32)
         for start in range(0, len(texts), chunk):
             part = list(texts[start : start + chunk])
-            found = [encoding.ids for encoding in self._encode(part, start)]
-            lengths = np.array([len(tokens) for tokens in found])
-            within = np.arange(self.max_tokens) < lengths[:, None]
-            ids[start : start + len(part)][within] = np.concatenate(found)
+            try:
+                encodings = self._tokenizer.encode_batch_fast(part)
+            except TypeError:  # half of a surrogate pair, which is not a character; other programs show it as �
+                part = [text.encode("utf-8", "replace").decode() for text in part]
+                encodings = self._tokenizer.encode_batch_fast(part)
+            within = np.arange(self.max_tokens) < np.array([len(encoding.ids) for encoding in encodings])[:, None]
+            ids[start : start + chunk][within] = np.concatenate([encoding.ids for encoding in encodings])
         return torch.from_numpy(ids)
-
-    def _encode(self, texts: list[str], start: int) -> Any:
-        for position, text in enumerate(texts, start):
-            if not isinstance(text, str):
-                raise GraspError(f"text {position} must be a str, got {type(text).__name__}")
-        try:
-            return self._tokenizer.encode_batch_fast(texts)
-        except TypeError:  # half of a surrogate pair, which is not a character; other programs show it as �
-            return self._tokenizer.encode_batch_fast([text.encode("utf-8", "replace").decode() for text in texts])
 
     def fingerprint(self) -> str:
         """Identify everything that determines a text's ids: the same for equal tokenizers, in every process."""
@@ -226,11 +208,7 @@ class Tokenizer:
 
 
 def encoder_source(name_or_folder: str | Path | None) -> str | Path:
-    """Return the given name or folder, by default the packaged encoder's.
-
-    >>> encoder_source("bert-base-uncased")
-    'bert-base-uncased'
-    """
+    """Return the given name or folder, by default the packaged encoder's."""
     if name_or_folder is None:
         return packaged_encoder()
     return name_or_folder if isinstance(name_or_folder, Path) else str(name_or_folder)  # 123 may come as a number
@@ -247,19 +225,13 @@ def packaged_encoder() -> Path:
 
 def _load_tokenizer(source: str | Path) -> Any:
     """Load a tokenizer; from its own file if there is one, which avoids the import of transformers."""
-    file = Path(source) / "tokenizer.json"
-    tokenizers = require("tokenizers", "text")
-    if not file.is_file():
-        return _load_by_transformers(source)
-    try:
-        found = tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises nothing more specific
-        raise GraspError(f"{file} is not a tokenizer: {error}") from error
-    return _with_words(found, source)
-
-
-def _load_by_transformers(source: str | Path) -> Any:
-    folder = Path(source)
+    folder, tokenizers = Path(source), require("tokenizers", "text")
+    if (file := folder / "tokenizer.json").is_file():
+        try:
+            found = tokenizers.Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises nothing more specific
+            raise GraspError(f"{file} is not a tokenizer: {error}") from error
+        return _with_words(found, source)
     if folder.is_dir() and not any(found for pattern in _TOKENIZER_FILES for found in folder.glob(pattern)):
         raise GraspError(f"there is no tokenizer in {source}: none of {', '.join(_TOKENIZER_FILES)}")
 
@@ -268,13 +240,7 @@ def _load_by_transformers(source: str | Path) -> Any:
         found = transformers.AutoTokenizer.from_pretrained(str(source), local_files_only=local)
         return _with_words(found.backend_tokenizer, source)
 
-    try:
-        return read_pretrained(source, read)
-    except GraspError:
-        raise
-    except Exception as error:
-        why = str(error).strip().partition("\n")[0]
-        raise GraspError(f"the tokenizer in {source} cannot be read: {why}") from error
+    return read_pretrained(source, "a tokenizer", read)
 
 
 def _with_words(tokenizer: Any, source: object) -> Any:
@@ -288,43 +254,45 @@ def _with_words(tokenizer: Any, source: object) -> Any:
 def _pad_id(tokenizer: Any, source: object) -> int:
     if tokenizer.padding is not None:
         return int(tokenizer.padding["pad_id"])
-    for name in _PADDING:
-        if (token := tokenizer.token_to_id(name)) is not None:
-            return int(token)
-    raise GraspError(f"the tokenizer of {source} has no padding token ({' or '.join(_PADDING)})")
+    found = [token for name in _PADDING if (token := tokenizer.token_to_id(name)) is not None]
+    if not found:
+        raise GraspError(f"the tokenizer of {source} has no padding token ({' or '.join(_PADDING)})")
+    return int(found[0])
 
 
 # -- Hugging Face's hub -----------------------------------------------------------------------------------------------
 
 
-def read_pretrained(source: str | Path, read: Callable[[bool], T]) -> T:
+def read_pretrained(source: str | Path, what: str, read: Callable[[bool], T]) -> T:
     """Return `read(local)` for `source`, a folder or a name on the hub; with `local`, it must not contact the hub.
 
     The hub is contacted only for names that are not found on this machine, and only if it answers at once: the
-    libraries would retry again and again, with a warning each time.
-
-    >>> read_pretrained("/no/such/folder", lambda local: "files")
-    Traceback (most recent call last):
-        ...
-    graspcl.errors.GraspError: there is no folder /no/such/folder
+    libraries would retry again and again, with a warning each time. Error messages call what is read `what`.
     """
-    if Path(source).is_dir():
-        return read(True)
-    name = str(source)
-    if isinstance(source, Path) or name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
+    name, folder = str(source), Path(source).is_dir()
+    path = isinstance(source, Path) or name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name
+    if path and not folder:
         raise GraspError(f"there is no folder {name}")
     try:
-        return read(True)
-    except Exception:  # of many kinds, depending on what is missing
-        _check_on_hub(name)
-    return read(False)
+        try:
+            return read(True)
+        except Exception:  # of many kinds, depending on what is missing
+            if folder:
+                raise
+            _check_on_hub(name)
+        return read(False)
+    except GraspError:
+        raise
+    except Exception as error:
+        why = str(error).strip().partition("\n")[0]
+        raise GraspError(f"transformers could not load {what} from {source}: {why}") from error
 
 
 def _check_on_hub(name: str) -> None:
     hub = require("huggingface_hub", "text")
     try:
         hub.model_info(name, timeout=_HUB_TIMEOUT)
-    except (hub.errors.RepositoryNotFoundError, hub.errors.HFValidationError) as error:
-        raise GraspError(f"there is no folder {name}, and no model of that name on the hub; {_INSTEAD}") from error
     except Exception as error:
-        raise GraspError(f"there is no folder {name}, and the hub cannot be reached; {_INSTEAD}") from error
+        unknown = isinstance(error, hub.errors.RepositoryNotFoundError | hub.errors.HFValidationError)
+        problem = "no model of that name on the hub" if unknown else "the hub cannot be reached"
+        raise GraspError(f"there is no folder {name}, and {problem}; {_INSTEAD}") from error

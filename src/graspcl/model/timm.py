@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from graspcl.checks import Positive, checked
 from graspcl.errors import GraspError, nearest, require
-from graspcl.model.cut import Chain, ChainAfter, check_parts, recording, without
+from graspcl.model.cut import ChainAfter, chain_after, check_parts, recording, without
 from graspcl.model.head import CosineHead
 from graspcl.model.layers import ImageInput, fork, global_seed
 from graspcl.model.network import SplitNetwork, networks
@@ -52,7 +51,7 @@ def timm_network(
         steps = list(calls)
         embedding = model.forward_head(features, pre_logits=True)
     top = list({call.name.partition(".")[0]: None for call in calls[len(steps) :]})
-    _, tail = Chain.find(steps, features).split(split, name)
+    _, tail = chain_after(split, steps, features, name)
     frozen, plastic = _Features(model, tail, top), _Rest(model, tail, top)
     check_parts(nn.Sequential(frozen, plastic), example, embedding, f"{name} cannot be cut after {split!r}")
     scaled = ImageInput(*([255 * value for value in config[key]] for key in ("mean", "std")))
@@ -61,7 +60,12 @@ def timm_network(
 
 
 def _create(name: str, pretrained: bool, generator: torch.Generator) -> Any:
-    timm = _timm()
+    try:
+        timm = require("timm", "timm")
+    except GraspError:
+        raise
+    except Exception as error:  # timm imports torchvision, which may not fit the installed torch
+        raise GraspError(f"timm is installed but cannot be imported: {error}; do torch and torchvision fit?") from error
     if not timm.is_model(name):
         hint = nearest(name, timm.list_models())
         hint = hint if hint.startswith("did you mean") else "timm.list_models() lists their names"  # too many to print
@@ -72,15 +76,6 @@ def _create(name: str, pretrained: bool, generator: torch.Generator) -> Any:
         except Exception as error:
             what = "find the published weights of" if pretrained else "create"
             raise GraspError(f"timm could not {what} {name!r}: {error}") from error
-
-
-def _timm() -> ModuleType:
-    try:
-        return require("timm", "timm")
-    except GraspError:
-        raise
-    except Exception as error:  # timm imports torchvision, which may not fit the installed torch
-        raise GraspError(f"timm is installed but cannot be imported: {error}; do torch and torchvision fit?") from error
 
 
 class _Features(nn.Module):

