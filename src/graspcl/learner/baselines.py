@@ -11,7 +11,7 @@ from graspcl.buffer import Buffer
 from graspcl.checks import NonNegative, checked
 from graspcl.errors import GraspError
 from graspcl.learner.learner import Learner, learners
-from graspcl.learner.rehearsal import Optimiser
+from graspcl.learner.optimiser import Optimiser
 from graspcl.model import Execution, SplitNetwork
 from graspcl.policy import Budget, Costs, Policy
 

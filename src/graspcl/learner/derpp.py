@@ -13,7 +13,8 @@ from graspcl.buffer.columns import Columns
 from graspcl.checks import Array, NonNegative, checked
 from graspcl.errors import GraspError
 from graspcl.learner.learner import Learner, learners
-from graspcl.learner.rehearsal import Batch, Optimiser
+from graspcl.learner.optimiser import Optimiser
+from graspcl.learner.rehearsal import Batch
 from graspcl.model import Execution, SplitNetwork
 from graspcl.policy import Costs, Policy
 from graspcl.policy.session import evaluating
@@ -68,8 +69,8 @@ class Derpp(Learner):
         self._teacher_passes = 0  # booked when the session ends
         if not teacher and not {"logits", "known"} <= self.buffer.columns.keys():
             raise GraspError(
-                "DER++ stores logits with the samples: create the buffer with columns=Derpp.columns(classes), where "
-                "classes is the largest possible number; or use the variant that stores none, teacher=True"
+                "DER++ stores logits: create the buffer with columns=Derpp.columns(classes) for the largest possible "
+                "number of classes, or use the variant that stores none, teacher=True"
             )
 
     @classmethod
@@ -83,10 +84,8 @@ class Derpp(Learner):
             room = self.buffer.columns["logits"][0][0]
             needed = len({*self.classes, *np.asarray(labels).tolist()})
             if needed > room:
-                raise GraspError(
-                    f"DER++ has room for the logits of {room} classes, but these samples make it {needed}; create the "
-                    f"buffer with columns=Derpp.columns({needed}) or more"
-                )
+                hint = f"create the buffer with columns=Derpp.columns({needed}) or more"
+                raise GraspError(f"DER++ has room for logits of {room} classes, but now there are {needed}; {hint}")
         super().observe_codes(codes, labels, ids)
 
     def begin_session(self) -> None:
@@ -108,18 +107,14 @@ class Derpp(Learner):
         logits = batch.logits[old]
         if self.teacher:
             self._teacher_passes += int(old.sum())
-            return F.mse_loss(logits, self._teacher_logits(batch.inputs[old]))
+            with torch.no_grad(), evaluating(self.network):
+                before = torch.func.functional_call(self.network, self._teacher, (batch.inputs[old],))
+            return F.mse_loss(logits, before.logits)
         slots = batch.slots[old.numpy(force=True)]
         stored = torch.from_numpy(self.buffer["logits"][slots][:, : logits.shape[1]]).to(logits)
         known = torch.from_numpy(self.buffer["known"][slots]).to(self.device)
         counts = torch.arange(logits.shape[1], device=self.device) < known[:, None]
         return ((logits - stored).square() * counts).sum() / counts.sum().clamp_min(1)
-
-    def _teacher_logits(self, inputs: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad(), evaluating(self.network):
-            outputs = torch.func.functional_call(self.network, self._teacher, (inputs,))
-        logits: torch.Tensor = outputs.logits
-        return logits
 
     def end_session(self, costs: Costs) -> None:
         costs.training_forward += self._teacher_passes

@@ -15,7 +15,8 @@ from graspcl.buffer.columns import Columns
 from graspcl.checks import Share, checked
 from graspcl.errors import GraspError
 from graspcl.learner.learner import Learner, learners
-from graspcl.learner.rehearsal import Batch, Optimiser
+from graspcl.learner.optimiser import Optimiser
+from graspcl.learner.rehearsal import Batch
 from graspcl.model import Execution, LinearHead, SplitNetwork, build
 from graspcl.padding import unpadded
 from graspcl.policy import Costs, Policy
@@ -91,8 +92,10 @@ class Idbr(Learner):
         self._stores_tasks = regularised or balance == "task"
         if self._stores_tasks and "task" not in self.buffer.columns:
             raise GraspError("this IDBR stores each sample's task: create the buffer with columns=Idbr.columns(…)")
-        if regularised:
-            _add_spaces(self.network)
+        if regularised:  # the two spaces go after the network's neck, and a new linear head on them
+            head = self.network.head
+            self.network.neck = nn.Sequential(self.network.neck, _Spaces(head.features, head.generator))
+            self.network.head = LinearHead(2 * _WIDTH, head.classes, generator=head.generator)
             self.network.to(self.device)
 
     @classmethod
@@ -184,10 +187,3 @@ class _Spaces(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         return torch.cat([self.general(features), self.specific(features)], dim=1).tanh()
-
-
-def _add_spaces(network: SplitNetwork) -> None:
-    """Put the two spaces after the network's neck, and a new linear head on them."""
-    head = network.head
-    network.neck = nn.Sequential(network.neck, _Spaces(head.features, head.generator))
-    network.head = LinearHead(2 * _WIDTH, head.classes, generator=head.generator)
