@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from torch.nn import functional as F
 
 from graspcl.buffer import Buffer, Codes
 from graspcl.buffer.columns import Columns
-from graspcl.checks import Array, NonNegative, checked
+from graspcl.checks import NonNegative, checked
 from graspcl.errors import GraspError
 from graspcl.learner.learner import Learner, learners
 from graspcl.learner.optimiser import Optimiser
@@ -30,13 +31,11 @@ class Derpp(Learner):
     A sample's logits are stored at the end of its first session, when it stops being new, and never change. They say
     nothing about classes that came later. They are a column of the buffer (`columns`), so their bytes count.
 
-    Args:
+    Args, besides those of `Learner`:
         alpha: weight of the squared difference to the earlier logits.
         beta: weight of the cross-entropy of old samples.
         teacher: compare with the logits of the network at the start of the session, and store none. This is the
             variant behind the paper's numbers.
-
-    The other parameters are those of `Learner`.
 
     >>> from graspcl.model import vector_network
     >>> from graspcl.policy import Budget
@@ -75,9 +74,7 @@ class Derpp(Learner):
 
     @classmethod
     def columns(cls, classes: int, **parameters: Any) -> Columns:
-        if parameters.get("teacher", False):
-            return {}
-        return {"logits": ((classes,), np.float16), "known": ((), np.int32)}
+        return {} if parameters.get("teacher") else {"logits": ((classes,), np.float16), "known": ((), np.int32)}
 
     def observe_codes(self, codes: Codes, labels: Any, ids: Any | None = None) -> None:
         if not self.teacher:
@@ -120,20 +117,15 @@ class Derpp(Learner):
         costs.training_forward += self._teacher_passes
         self._teacher, self._teacher_passes = {}, 0
         self.buffer.compress()  # first, so that no logits of evicted samples are computed
-        if not self.teacher:
-            self._store_logits(np.flatnonzero(self.buffer.new))
-            costs.training_forward += int(self.buffer.new.sum())
+        if not self.teacher and len(new := np.flatnonzero(self.buffer.new)):
+            costs.training_forward += len(new)
+            self.network.eval()
+            for part in np.array_split(new, math.ceil(len(new) / 512)):
+                with torch.no_grad():
+                    logits = self.network(self.buffer.fetch(part, self.device)[0]).logits
+                self.buffer["logits"][part, : logits.shape[1]] = logits.clamp(-65504, 65504).numpy(force=True)
+                self.buffer["known"][part] = logits.shape[1]
         super().end_session(costs)
-
-    def _store_logits(self, slots: Array) -> None:
-        self.network.eval()
-        for part in np.array_split(slots, -(-len(slots) // 512) or 1):
-            if not len(part):
-                continue
-            with torch.no_grad():
-                logits = self.network(self.buffer.fetch(part, self.device)[0]).logits
-            self.buffer["logits"][part, : logits.shape[1]] = logits.clamp(-65504, 65504).numpy(force=True)
-            self.buffer["known"][part] = logits.shape[1]
 
     def extra_state(self) -> dict[str, Any]:
         teacher = {name: value.clone() for name, value in self._teacher.items()}

@@ -204,12 +204,10 @@ class Learner:
 
     def add_classes(self, labels: Array) -> None:
         """Give each class that is new in `labels` [n] a row of the head, in order of arrival."""
-        known = set(self.classes)
-        arrived, first = np.unique(labels, return_index=True)
-        new = [int(label) for label in arrived[np.argsort(first)] if int(label) not in known]
-        if new:
-            self.network.head.grow(len(known) + len(new))
-            self._set_classes([*self.classes, *new])
+        classes = list(dict.fromkeys([*self.classes, *labels.tolist()]))
+        if len(classes) > len(self.classes):
+            self.network.head.grow(len(classes))
+            self._set_classes(classes)
 
     def set_head_labels(self, labels: Any) -> None:
         """Set which label each existing row of the head belongs to, where pretraining used others than 0 … k-1."""

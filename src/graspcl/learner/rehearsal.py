@@ -81,10 +81,7 @@ class SessionLog:
 class Rehearsal:
     """A running session: call `step()` until `done`, then `finish()`. It can be saved between any two steps.
 
-    Args:
-        learner: whose network is trained. To resume, restore it to its state at the time of `state` first.
-        budget: the number of updates and their batch size.
-        state: the `state_dict` of an interrupted session to resume.
+    To resume from the `state_dict` of an interrupted session, first restore the learner as it was at that time.
     """
 
     def __init__(self, learner: Learner, budget: Budget, state: dict[str, Any] | None = None) -> None:

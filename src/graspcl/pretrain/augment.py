@@ -32,7 +32,7 @@ def random_views(
     number, _, height, width = images.shape
     # Widths and heights as shares of the image's: the first of ten draws that fits, else clipped.
     area = rng.uniform(*scale, (10, number))
-    shape = np.exp(rng.uniform(*np.log(ratio), (10, number)))
+    shape = np.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1]), (10, number)))
     w, h = np.sqrt(area * shape / (width / height)), np.sqrt(area / shape * (width / height))
     chosen = np.argmax((w <= 1) & (h <= 1), axis=0), np.arange(number)
     w, h = np.minimum(w[chosen], 1.0), np.minimum(h[chosen], 1.0)
