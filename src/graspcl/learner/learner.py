@@ -239,10 +239,8 @@ class Learner:
         since = state.pop("since", None)  # where earlier versions stored it
         expected = {"network", "classes", "buffer", "policy", "rng", *self.extra_state()}
         if expected != state.keys():
-            name, differing = self.name or type(self).__name__, ", ".join(sorted(expected ^ state.keys()))
-            raise GraspError(
-                f"the state does not fit a learner {name!r} with these settings: it differs in {differing}"
-            )
+            name, keys = self.name or type(self).__name__, ", ".join(sorted(expected ^ state.keys()))
+            raise GraspError(f"the state does not fit a learner {name!r} with these settings: it differs in {keys}")
         self.load_extra_state(state)
         self.network.load_state_dict(state["network"])
         self._set_classes(state["classes"])

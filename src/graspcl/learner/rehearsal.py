@@ -51,8 +51,7 @@ class Batch(NamedTuple):
     @property
     def present(self) -> torch.Tensor:
         """bool [K], which classes have a sample in the batch."""
-        present = torch.zeros(self.logits.shape[1], dtype=torch.bool, device=self.targets.device)
-        return present.index_fill(0, self.targets, True)
+        return torch.isin(torch.arange(self.logits.shape[1], device=self.targets.device), self.targets)
 
     @property
     def cross_entropies(self) -> torch.Tensor:
@@ -139,8 +138,7 @@ class Rehearsal:
         slots = next(self._batches)
         # Fetch.
         start = time.perf_counter()
-        inputs, labels = self._loader.fetch(slots)
-        self._loader.prepare(learner.policy.upcoming(len(slots)))
+        inputs, labels = self._loader.fetch(slots, learner.policy.upcoming(len(slots)))
         # Update.
         learner.network.train()
         new = torch.from_numpy(learner.buffer.new[slots]).to(learner.device)
@@ -194,20 +192,17 @@ class Rehearsal:
         """Undo the session if its losses diverged; `closely` also tests the network after the last update."""
         if not self._losses:
             return
-        recent = torch.stack(self._losses[-_CHECK_EVERY:])
+        learner, recent = self.learner, torch.stack(self._losses[-_CHECK_EVERY:])
         if not recent.isfinite().all():
             at = self.updates - len(recent) + int((~recent.isfinite()).nonzero()[0])
             what = f"the loss became {recent[~recent.isfinite()][0].item()} at update {at} of {self.budget.updates}"
-        elif closely and not self._last_outputs().isfinite().all():
+        elif closely and not learner.outputs(learner.buffer["codes"][self._picks[-1]], "logits").isfinite().all():
             what = f"the network's outputs became infinite by update {self.updates} of {self.budget.updates}"
         else:
             return
         self._undo()
-        hint = f"lower the learning rate ({self.learner.optimiser.lr})"
+        hint = f"lower the learning rate ({learner.optimiser.lr})"
         raise Diverged(f"{what}; {hint}. The network is as it was before the session")
-
-    def _last_outputs(self) -> torch.Tensor:
-        return self.learner.outputs(self.learner.buffer["codes"][self._picks[-1]], "logits")
 
     def _undo(self) -> None:
         self.learner.network.load_state_dict(self._before)
@@ -256,17 +251,14 @@ class Loader:
         slow = buffer.codec is not None and buffer.codec.ragged
         self._thread = ThreadPoolExecutor(1, "graspcl-loader") if slow else None
 
-    def prepare(self, slots: Array | None) -> None:
-        """Start to fetch `slots` [n], the next ones to be requested; None if they are unknown."""
-        if self._thread is not None and slots is not None and len(slots):
-            self._ahead = slots, self._thread.submit(self._buffer.fetch, slots, self._device)
-
-    def fetch(self, slots: Array) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the inputs [n, …] and labels [n] of `slots` [n]."""
+    def fetch(self, slots: Array, upcoming: Array | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the inputs [n, …] and labels [n] of `slots` [n]; start to fetch those `upcoming` next, if known."""
         ahead, self._ahead = self._ahead, None
-        if ahead is not None and np.array_equal(ahead[0], slots):
-            return ahead[1].result()
-        return self._buffer.fetch(slots, self._device)
+        expected = ahead is not None and np.array_equal(ahead[0], slots)
+        found = ahead[1].result() if ahead and expected else self._buffer.fetch(slots, self._device)
+        if self._thread is not None and upcoming is not None and len(upcoming):
+            self._ahead = upcoming, self._thread.submit(self._buffer.fetch, upcoming, self._device)
+        return found
 
     def close(self) -> None:
         if self._thread is not None:

@@ -22,8 +22,8 @@ from graspcl.state import write_whole
 Names = tuple[str, ...]
 Tensors = Mapping[str, Tensor]
 
-_CODEC = "codec."  # what the names of a codec's tensors start with
 STATES = ("_extra_state", "num_batches_tracked")  # generators and counters, which are not part of a weights file
+_CODEC = "codec."  # what the names of a codec's tensors start with
 _KEY = "graspcl"  # of the JSON in a safetensors header
 # Where training programs put the state dict within what they save.
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "network")
@@ -82,11 +82,11 @@ def load_weights(
             {name: value for name, value in tensors.items() if not name.startswith("head.")} for tensors in (own, given)
         )
     matched, missing, unexpected = _match(own, given)
+    hint = _hint(given, own, prefix)
     if not matched:
-        raise GraspError(f"{path} has none of the network's tensors{_hint(given, own, prefix)}")
+        raise GraspError(f"{path} has none of the network's tensors{hint}")
     if strict and (missing or unexpected):
         counts = " and ".join(_counted({"tensors are missing": missing, "do not fit": unexpected}))
-        hint = _hint(given, own, prefix)
         raise GraspError(f"{path} does not fit the network: {counts}; strict=False loads what fits{hint}")
     network.load_state_dict({**network.state_dict(), **matched})
     return LoadReport(tuple(matched), missing, unexpected, head)
