@@ -123,9 +123,9 @@ class Registry(Generic[Part]):
     def create(self, name: str, *given: Any, **parameters: Any) -> Part:
         """Make the part called `name`, from what the caller gives and the part's own parameters."""
         self.validate(name, {key: value for key, value in parameters.items() if key not in self.given})
-        variant = [each for each in self._split(name)[1:] if each]
+        _, variant = self._split(name)
         try:
-            return self.get(name)(*variant, *given, **parameters)
+            return self.get(name)(*([variant] if variant else []), *given, **parameters)
         except TypeError as error:
             raise GraspError(f"{self.kind} {name!r} cannot be made: {error}") from error
 
