@@ -32,23 +32,8 @@ _SUBMODULES = {
     "bench", "buffer", "codec", "data", "errors", "experiment", "learner", "machine", "metric", "model", "policy",
     "pretrain", "report", "settings", "stream", "testing",
 }  # fmt: skip
-_HOMES = {
-    "Budget": "policy",
-    "Buffer": "buffer",
-    "GraspError": "errors",
-    "Learner": "learner",
-    "PlannedPolicy": "policy",
-    "Policy": "policy",
-    "Session": "policy",
-    "Siesta": "learner",
-    "grasp_order": "policy",
-    "learners": "learner",
-    "load_plugin": "registry",
-    "networks": "model",
-    "policies": "policy",
-    "prototype_distances": "policy",
-    "rehearse": "policy",
-}
+_HOMES = {"Buffer": "buffer", "GraspError": "errors", "load_plugin": "registry", "networks": "model"}
+_HOMES |= dict.fromkeys(("Learner", "Siesta", "learners"), "learner")  # all other names are in the room policy
 
 __all__ = [
     "Budget", "Buffer", "GraspError", "Learner", "PlannedPolicy", "Policy", "Session", "Siesta", "grasp_order",
@@ -83,10 +68,10 @@ def load(path: str | Path) -> dict[str, Any]:
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"graspcl.{_HOMES[name]}"), name)
     if name in _SUBMODULES:
         return importlib.import_module(f"graspcl.{name}")
+    if name in __all__:
+        return getattr(importlib.import_module(f"graspcl.{_HOMES.get(name, 'policy')}"), name)
     raise AttributeError(f"module 'graspcl' has no attribute {name!r}")
 
 

@@ -25,20 +25,15 @@ _SHARD = 1024  # samples per file
 
 def cache_folder() -> Path:
     """Return the folder of all caches: $GRASPCL_CACHE, or graspcl in the user's cache folder."""
-    given = os.environ.get("GRASPCL_CACHE")
-    if given:
-        return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "graspcl"
+    users = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get("GRASPCL_CACHE") or users / "graspcl")
 
 
 @contextlib.contextmanager
 def lock(file: Path, wait: bool = True, progress: Progress | None = None) -> Iterator[None]:
     """Hold the lock `file` while the context is open; the lock of a dead process is free.
 
-    Args:
-        file: the lock, in a folder that is created if needed.
-        wait: wait for another process that holds the lock, or raise a GraspError.
-        progress: receives a note when there is a process to wait for.
+    If another process holds it, `wait` for that process and tell `progress`, or raise a GraspError.
     """
     try:
         import fcntl
@@ -52,12 +47,11 @@ def lock(file: Path, wait: bool = True, progress: Progress | None = None) -> Ite
         try:
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
+            folder = file.parent
             if not wait:
-                raise GraspError(
-                    f"another process is at work in {file.parent}; let it finish, or stop it first"
-                ) from error
+                raise GraspError(f"another process is at work in {folder}; let it finish, or stop it first") from error
             if progress is not None:
-                progress.note(f"waiting for another process that is at work in {file.parent}")
+                progress.note(f"waiting for another process that is at work in {folder}")
             with contextlib.suppress(OSError):
                 fcntl.flock(opened, fcntl.LOCK_EX)
         except OSError:  # a file system without locks
@@ -67,14 +61,11 @@ def lock(file: Path, wait: bool = True, progress: Progress | None = None) -> Ite
 
 @dataclass(frozen=True)
 class CachedRows:
-    """One row for each of N samples: `values` [N, …], and `readable` [N], False where a sample cannot be read.
+    """One row for each of N samples."""
 
-    `problems` explains why not, one line each.
-    """
-
-    values: Array
-    readable: Array
-    problems: list[str]
+    values: Array  # [N, …]
+    readable: Array  # [N], False where a sample cannot be read
+    problems: list[str]  # why not, one line each
 
 
 Shard = tuple[Array, Array, list[str]]  # values of readable samples, their positions, and the problems of the others
@@ -87,12 +78,7 @@ def cached_rows(key: str, number: int, compute: Compute, progress: Progress, tit
     Rows are stored in files of a thousand, so that stopped work resumes. If several processes want the same rows,
     one computes them and the others wait.
 
-    Args:
-        key: the folder in the cache; it must identify everything the rows depend on.
-        number: how many samples there are.
-        compute: maps indices to a `Shard`.
-        progress: shows the work.
-        title: what the work is called.
+    The folder `key` in the cache must identify everything the rows depend on. `compute` maps indices to a `Shard`.
     """
     folder, computed = cache_folder() / key, False
 
@@ -104,9 +90,7 @@ def cached_rows(key: str, number: int, compute: Compute, progress: Progress, tit
     if None in shards.values():
         with lock(folder / "lock", progress=progress):
             shards = stored(progress)  # another process may have computed them in the meantime
-            missing = [
-                np.arange(begin, min(begin + _SHARD, number)) for begin, shard in shards.items() if shard is None
-            ]
+            missing = [np.arange(i, min(i + _SHARD, number)) for i, shard in shards.items() if shard is None]
             if computed := bool(missing):
                 with progress.task(title, sum(map(len, missing))) as advance:
                     for indices in missing:

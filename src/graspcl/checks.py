@@ -72,13 +72,7 @@ Natural = Annotated[int, Range(0)]  # a whole number of at least 0
 
 
 def check(name: str, value: Any, kind: Any) -> None:
-    """Refuse a value that is not of `kind`: a type, possibly annotated with a `Range`.
-
-    >>> check("sessions", 2.5, Count)
-    Traceback (most recent call last):
-        ...
-    graspcl.errors.GraspError: sessions must be a whole number of at least 1, got 2.5
-    """
+    """Refuse a value that is not of `kind`: a type, possibly annotated with a `Range`."""
     if not _fits(value, kind):
         raise GraspError(f"{name} must be {_described(kind)}, got {value!r}")
 
@@ -170,13 +164,7 @@ def _described(kind: Any) -> str:
 
 
 def numbers(name: str, values: Any, dimensions: int = 1, empty: bool = True) -> Array:
-    """Return `values` as a float64 array; refuse NaN, infinity, other dimensions and, unless `empty`, no entries.
-
-    >>> numbers("values", [1, float("nan")])
-    Traceback (most recent call last):
-        ...
-    graspcl.errors.GraspError: values must be finite: 1 of 2 numbers are NaN or infinite
-    """
+    """Return `values` as a float64 array; refuse NaN, infinity, other dimensions and, unless `empty`, no entries."""
     try:
         array = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
@@ -191,13 +179,7 @@ def numbers(name: str, values: Any, dimensions: int = 1, empty: bool = True) -> 
 
 
 def aligned(**arrays: Any) -> list[Array]:
-    """Return vectors as arrays; refuse other dimensions and different lengths.
-
-    >>> aligned(predictions=[1], labels=[1, 2])
-    Traceback (most recent call last):
-        ...
-    graspcl.errors.GraspError: predictions and labels must have the same length, got 1 and 2
-    """
+    """Return vectors as arrays; refuse other dimensions and different lengths."""
     found = {name: np.asarray(values) for name, values in arrays.items()}
     for name, array in found.items():
         if array.ndim != 1:

@@ -42,7 +42,8 @@ except (ImportError, ValueError, OSError):
 _set_late: set[str] = set()  # variables that prepare() set after torch was imported, perhaps too late
 
 
-def prepare() -> list[str]:
+@functools.cache
+def prepare() -> tuple[str, ...]:
     """Prepare this process for torch on a CPU. Call it before torch is imported; it does not import torch itself.
 
     - On CPUs that report AMX, oneDNN uses only the instruction sets below it. Under some hypervisors bf16 on AMX ends
@@ -58,20 +59,11 @@ def prepare() -> list[str]:
     >>> prepare() == prepare()
     True
     """
-    return list(_prepared())
-
-
-@functools.cache
-def _prepared() -> tuple[str, ...]:
     return tuple(sentence for step in (_avoid_amx, _sleep_when_idle, _keep_memory) for sentence in step())
 
 
 def cores() -> int:
-    """Return the number of processors this process may use.
-
-    >>> cores() >= 1
-    True
-    """
+    """Return the number of processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -79,11 +71,6 @@ def flush_denormals() -> bool:
     """Let torch treat denormal floats as zero; return whether this CPU can. Networks near zero run many times faster.
 
     This applies to the calling thread and the threads it starts later: call it before the first operation.
-
-    >>> import torch
-    >>> can = flush_denormals()
-    >>> can == torch.set_flush_denormal(False)
-    True
     """
     import torch
 
@@ -95,11 +82,7 @@ def can_bf16(program: str = _BF16, timeout: float = 120.0) -> str | None:
     """Return why bf16 cannot be used on this CPU, or None if it can.
 
     torch cannot tell, and where bf16 does not work, the process may end with an illegal instruction. So a child process
-    with the same settings tries it, once per process, for some seconds.
-
-    Args:
-        program: the code that the child runs.
-        timeout: seconds until the child is stopped.
+    with the same settings runs `program`, once per process and for at most `timeout` seconds.
 
     >>> can_bf16("pass")
     >>> can_bf16("raise ValueError('no such type')")
@@ -126,15 +109,11 @@ def can_bf16(program: str = _BF16, timeout: float = 120.0) -> str | None:
         return f"it cannot be tried in a process of its own: {error.strerror}"
     if child.returncode == 0:
         return None
-    return f"a process that tried it ended with: {_how_it_ended(child)}"
-
-
-def _how_it_ended(child: subprocess.CompletedProcess[str]) -> str:
+    how = (child.stderr.strip().splitlines() or [f"exit code {child.returncode}"])[-1]
     if child.returncode < 0:
-        hint = "; call graspcl.machine.prepare() before torch is imported" if _reports_amx(_CPUINFO) else ""
-        return f"signal {-child.returncode} ({signal.strsignal(-child.returncode)}){hint}"
-    lines = child.stderr.strip().splitlines()
-    return lines[-1] if lines else f"exit code {child.returncode}"
+        how = f"signal {-child.returncode} ({signal.strsignal(-child.returncode)})"
+        how += "; call graspcl.machine.prepare() before torch is imported" if _reports_amx(_CPUINFO) else ""
+    return f"a process that tried it ended with: {how}"
 
 
 def _avoid_amx() -> list[str]:
@@ -144,10 +123,8 @@ def _avoid_amx() -> list[str]:
     if theirs := _set_by_user("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"):
         return theirs
     os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_FP16"
-    done = (
-        "Set ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16, because bf16 on AMX can end the process with an illegal instruction"
-    )
-    if not _torch_is_loaded():
+    done = "Set ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16, because bf16 on AMX can end a process with an illegal instruction"
+    if "torch" not in sys.modules:
         return [f"{done}."]
     _set_late.add("ONEDNN_MAX_CPU_ISA")
     return [f"{done}; torch was already imported, so this holds only if it has not computed anything yet."]
@@ -157,7 +134,7 @@ def _sleep_when_idle() -> list[str]:
     if theirs := _set_by_user("OMP_WAIT_POLICY"):
         return theirs
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
-    if _torch_is_loaded():
+    if "torch" in sys.modules:
         return [
             "Set OMP_WAIT_POLICY=PASSIVE for child processes only: torch was already imported, so idle threads of this "
             "process still spin; call prepare() before importing torch, or use torch.set_num_threads(1)."
@@ -195,7 +172,3 @@ def _reports_amx(cpuinfo: Path) -> bool:
     except OSError:  # not Linux
         return False
     return "amx_tile" in flags.split()
-
-
-def _torch_is_loaded() -> bool:
-    return "torch" in sys.modules

@@ -8,10 +8,8 @@ import torch
 def unpadded(sequences: torch.Tensor) -> torch.Tensor:
     """Return how many positions of each sequence come before its padding: [n].
 
-    The last position counts as padding, because only its neighbour can tell.
-
-    Args:
-        sequences: token ids [n, L], or vectors [n, D, L].
+    Sequences are token ids [n, L] or vectors [n, D, L]. The last position counts as padding: only its
+    neighbour can tell.
 
     >>> unpadded(torch.tensor([[9, 1, 2, 0, 0], [9, 1, 2, 3, 8]])).tolist()
     [3, 4]

@@ -15,7 +15,7 @@ import pkgutil
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from graspcl.checks import check_parameters
 from graspcl.errors import GraspError, nearest
@@ -45,9 +45,7 @@ class Registry(Generic[Part]):
     """
 
     def __init__(self, kind: str, package: str | None = None, given: tuple[str, ...] = ()) -> None:
-        self.kind = kind
-        self.given = given
-        self._package = package
+        self.kind, self.given, self._package = kind, given, package
         self._parts: dict[str, Any] = {}
         self._aliases: dict[str, str] = {}
         self._declared: dict[str, dict[str, Any]] = {}
@@ -94,8 +92,7 @@ class Registry(Generic[Part]):
         if found not in self._parts:
             hint = nearest(name, [*self._parts, *self._aliases])
             raise GraspError(f"there is no {self.kind} called {name!r}; {hint}")
-        part: type[Part] = self._parts[found]
-        return part
+        return cast("type[Part]", self._parts[found])
 
     def declared(self, name: str, what: str) -> Any:
         """What the part called `name` declares about itself; None where it declares nothing of the sort."""
@@ -105,11 +102,8 @@ class Registry(Generic[Part]):
     def parameters(self, name: str) -> dict[str, Any]:
         """The settings of a part with their defaults; a setting without one has `inspect.Parameter.empty`."""
         part, (_, variant) = self.get(name), self._split(name)
-        own = [
-            p for p in inspect.signature(part).parameters.values() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
-        ]
-        own = own[1:] if variant else own
-        return {p.name: p.default for p in own if p.name not in self.given}
+        own = parameter_names(part)[1 if variant else 0 :]
+        return {key: inspect.signature(part).parameters[key].default for key in own if key not in self.given}
 
     def validate(self, name: str, parameters: Mapping[str, Any]) -> None:
         """Refuse an unknown name, an unknown or missing parameter, or a value it cannot have; makes nothing."""
@@ -128,8 +122,7 @@ class Registry(Generic[Part]):
 
     def create(self, name: str, *given: Any, **parameters: Any) -> Part:
         """Make the part called `name`, from what the caller gives and the part's own parameters."""
-        own = {key: value for key, value in parameters.items() if key not in self.given}
-        self.validate(name, own)
+        self.validate(name, {key: value for key, value in parameters.items() if key not in self.given})
         _, variant = self._split(name)
         try:
             return self.get(name)(*([variant] if variant else []), *given, **parameters)
@@ -151,38 +144,20 @@ class Registry(Generic[Part]):
                 for module in pkgutil.iter_modules(importlib.import_module(self._package).__path__):
                     importlib.import_module(f"{self._package}.{module.name}")
             for entry in importlib.metadata.entry_points(group=f"graspcl.{self.kind}"):
-                _load_entry(entry)
+                try:
+                    entry.load()
+                except Exception as error:
+                    plugin = f"the installed plugin {entry.name!r} ({entry.value})"
+                    raise GraspError(f"{plugin} cannot be loaded: {error}") from error
         except BaseException:
             self._loaded = False  # half a registry must not pass for a whole one
             raise
 
 
-def _load_entry(entry: importlib.metadata.EntryPoint) -> None:
-    try:
-        entry.load()
-    except Exception as error:
-        raise GraspError(f"the installed plugin {entry.name!r} ({entry.value}) cannot be loaded: {error}") from error
-
-
 def parameter_names(part: Callable[..., Any]) -> list[str]:
-    """The named parameters of a class or function.
-
-    >>> import dataclasses
-    >>> parameter_names(dataclasses.make_dataclass("P", ["a", "b"]))
-    ['a', 'b']
-    """
+    """The named parameters of a class or function."""
     parameters = inspect.signature(part).parameters.values()
     return [p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-
-
-def parameters(part: type) -> dict[str, Any]:
-    """The keyword parameters a part is made with, and their defaults.
-
-    >>> import dataclasses
-    >>> parameters(dataclasses.make_dataclass("P", [("a", int, 1)]))
-    {'a': 1}
-    """
-    return {p.name: p.default for p in inspect.signature(part).parameters.values() if p.default is not p.empty}
 
 
 def load_plugin(path: str | Path) -> None:

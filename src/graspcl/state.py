@@ -24,12 +24,6 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 
     The content goes to a file beside `path`, is synced, and then replaces `path`. If that fails with an OSError,
     `path` is unchanged.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_whole(Path(folder) / "deep" / "a", lambda file: file.write(b"content"))
-    ...     (Path(folder) / "deep" / "a").read_bytes()
-    b'content'
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
@@ -46,10 +40,7 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 
 
 def save_state(path: Path, state: dict[str, Any]) -> None:
-    """Write a nested state to `path` in one step.
-
-    A state consists of dictionaries, lists, numbers, strings, arrays and tensors.
-    """
+    """Write nested dictionaries and lists of numbers, strings, arrays and tensors to `path` in one step."""
     from safetensors.torch import save
 
     tensors: dict[str, torch.Tensor] = {}

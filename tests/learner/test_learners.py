@@ -127,7 +127,7 @@ def test_derpp_says_what_is_missing():
     with pytest.raises(GraspError, match=r"columns=Derpp\.columns\(classes\)"):
         Derpp(network, Buffer(), "grasp")
     learner = Derpp(network, Buffer(columns=Derpp.columns(2)), "grasp")
-    with pytest.raises(GraspError, match="room for the logits of 2 classes, but these samples make it 3"):
+    with pytest.raises(GraspError, match="room for logits of 2 classes, but now there are 3"):
         learner.observe(torch.eye(4), [0, 1, 2, 2])
     assert not len(learner.buffer) and not learner.classes
     with pytest.raises(GraspError, match="alpha must be a number of at least 0, got -1"):

@@ -159,9 +159,8 @@ def test_the_next_images_are_decoded_in_the_background(tmp_path):
 
     buffer.fetch = watched
     loader = Loader(buffer, "cpu")
-    loader.prepare(np.array([1, 2]))
-    ahead, _ = loader.fetch(np.array([1, 2]))
-    assert torch.equal(ahead, fetch([1, 2])[0]) and threads[0].startswith("graspcl-loader")
-    loader.prepare(np.array([1, 2]))
+    loader.fetch(np.array([0]), np.array([1, 2]))
+    ahead, _ = loader.fetch(np.array([1, 2]), np.array([1, 2]))
+    assert torch.equal(ahead, fetch([1, 2])[0]) and threads[1].startswith("graspcl-loader")
     other, _ = loader.fetch(np.array([3]))  # a policy may change its mind: what was prepared is not taken
     assert torch.equal(other, fetch([3])[0])

@@ -10,6 +10,7 @@ from tiny_network import seeded, stripes, tiny
 from graspcl.codec import OPQ, Codec, Half
 from graspcl.errors import GraspError
 from graspcl.model import vector_network
+from graspcl.pretrain import codec as module
 from graspcl.pretrain import fit_codec
 from graspcl.pretrain.codec import _some_locations
 
@@ -29,16 +30,18 @@ class Recorder(Codec):
 
 
 @pytest.mark.parametrize(("limit", "images", "vectors"), [(100, 24, 100), (10_000, 24, 24 * 16), (7, 7, 7)])
-def test_a_codec_learns_from_a_sample_of_locations(limit: int, images: int, vectors: int) -> None:
-    network, seen = tiny(), []
+def test_a_codec_learns_from_a_sample_of_locations(
+    limit: int, images: int, vectors: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_CHUNK", 5)
+    network, chunks = tiny(), []
 
     def watched(indices):
-        seen.extend(indices.tolist())
+        chunks.append(len(indices))
         return read(indices)
 
-    done: list[int] = []
-    codec = fit_codec(network, Recorder(), watched, range(24), limit=limit, rng=0, chunk=5, on_batch=done.append)
-    assert len(seen) == images == sum(done) and max(done) <= 5
+    codec = fit_codec(network, Recorder(), watched, range(24), limit=limit, rng=0)
+    assert sum(chunks) == images and max(chunks) <= 5
     assert codec.inputs.shape == (vectors, 16, 1, 1)
     every = network.encode(IMAGES).movedim(1, -1).reshape(-1, 16)
     distance = torch.cdist(codec.inputs.flatten(1), every, compute_mode="donot_use_mm_for_euclid_dist")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from graspcl.errors import GraspError
-from graspcl.pretrain import cutmix, mixup
+from graspcl.pretrain.supervised import cutmix, mixup
 
 
 def batch(number: int = 12, classes: int = 5, pixels: int = 10) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""`pretrain` and `pretrain_once`: methods by name, checkpoints, results that are computed once."""
+"""Methods by name, checkpoints, and results that are computed once."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from tiny_network import same, stripes, tiny
 
 import graspcl.pretrain.trainer as module
 from graspcl.errors import GraspError
+from graspcl.model import SplitNetwork
 from graspcl.pretrain import (
     SupervisedSettings,
     SwavSettings,
     load_weights,
     make_trainer,
-    pretrain,
     pretrain_once,
     save_weights,
     trainers,
 )
+from graspcl.pretrain.weights import STATES
 from graspcl.state import load_state, save_state
 
 IMAGES, LABELS = stripes(24)
@@ -64,52 +65,67 @@ def interrupted(method: str, run) -> None:
             run()
 
 
+def trained(method: str) -> SplitNetwork:
+    """A network trained without a checkpoint."""
+    network = tiny(classes=4)
+    make_trainer(network, *arguments(method)).run()
+    return network
+
+
+def weights(network: SplitNetwork) -> dict[str, torch.Tensor]:
+    """What training changes: `pretrain_once` restores generators and counters."""
+    return {name: value for name, value in network.state_dict().items() if not name.endswith(STATES)}
+
+
+def equal(one: SplitNetwork, other: SplitNetwork) -> bool:
+    return all(torch.equal(value, weights(other)[name]) for name, value in weights(one).items())
+
+
 @METHODS
 def test_a_stopped_training_resumes_from_its_checkpoint_to_the_same_weights(tmp_path: Path, method: str) -> None:
-    straight, resumed, told = tiny(), tiny(7), Notes()
-    log = pretrain(straight, *arguments(method))
-    interrupted(method, lambda: pretrain(tiny(), *arguments(method), checkpoint=tmp_path / "a"))
-    again = pretrain(resumed, *arguments(method), checkpoint=tmp_path / "a", progress=told)
-    assert same(straight, resumed) and [epoch.loss for epoch in again] == [epoch.loss for epoch in log]
+    network = tiny(classes=4)
+    log = make_trainer(network, *arguments(method)).run()
+    interrupted(method, lambda: pretrain_once(tiny(classes=4), tmp_path, *arguments(method)))
+    resumed, told = tiny(7, classes=4), Notes()
+    again = pretrain_once(resumed, tmp_path, *arguments(method), told)
+    assert equal(network, resumed) and [e["loss"] for e in again["epochs"]] == [epoch.loss for epoch in log]
     assert told.notes == ["pretraining resumes after epoch 1 of 2"]
     assert told.titles == [(f"pretraining ({method}, 2 epochs)", 24)]
 
 
 def test_a_checkpoint_of_the_earlier_command_is_read(tmp_path: Path) -> None:
-    straight, resumed = tiny(), tiny(7)
-    pretrain(straight, *arguments("supervised"))
-    interrupted("supervised", lambda: pretrain(tiny(), *arguments("supervised"), checkpoint=tmp_path / "a"))
-    save_state(tmp_path / "b", {"asked": {"seed": 0}, "trainer": load_state(tmp_path / "a")})
-    pretrain(resumed, *arguments("supervised"), checkpoint=tmp_path / "b")
-    assert same(straight, resumed)
+    resumed, told, file = tiny(7, classes=4), Notes(), tmp_path / "training.safetensors"
+    interrupted("supervised", lambda: pretrain_once(tiny(classes=4), tmp_path, *arguments("supervised")))
+    save_state(file, {"asked": {"seed": 0}, "trainer": load_state(file)})
+    pretrain_once(resumed, tmp_path, *arguments("supervised"), told)
+    assert equal(trained("supervised"), resumed) and told.notes == ["pretraining resumes after epoch 1 of 2"]
 
 
-def test_a_checkpoint_of_another_training_is_refused_or_replaced(tmp_path: Path) -> None:
-    straight, other, told = tiny(), tiny(), Notes()
-    pretrain(straight, *arguments("supervised"))
-    for name, problem in (("swav", "other settings: kind was SwavTrainer"), ("broken", "damaged"), ("none", "not a")):
-        file = tmp_path / name
-        if name == "swav":
-            pretrain(tiny(), *arguments("swav"), checkpoint=file)
-        elif name == "broken":
-            file.write_bytes(b"broken")
-        else:
-            save_state(file, {"something": 1})
-        with pytest.raises(GraspError, match=problem):
-            pretrain(tiny(), *arguments("supervised"), checkpoint=file)
-    pretrain(other, *arguments("supervised"), checkpoint=tmp_path / "swav", restart=True, progress=told)
-    assert same(straight, other) and told.notes[0].endswith("; pretraining starts again")
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [("swav", "other settings: kind was SwavTrainer"), ("broken", "damaged"), ("none", "this is not a checkpoint")],
+)
+def test_a_checkpoint_of_another_training_is_replaced(tmp_path: Path, content: str, problem: str) -> None:
+    other, told, file = tiny(classes=4), Notes(), tmp_path / "training.safetensors"
+    if content == "swav":
+        interrupted("swav", lambda: pretrain_once(tiny(classes=4), tmp_path, *arguments("swav")))
+    elif content == "broken":
+        file.write_bytes(b"broken")
+    else:
+        save_state(file, {"something": 1})
+    pretrain_once(other, tmp_path, *arguments("supervised"), told)
+    assert equal(trained("supervised"), other)
+    assert problem in told.notes[0] and told.notes[0].endswith("; pretraining starts again")
 
 
 def test_a_disk_that_is_full_does_not_stop_the_training(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def full(path, state) -> None:
         raise GraspError("no space left")
 
-    straight, other, told = tiny(), tiny(), Notes()
-    pretrain(straight, *arguments("supervised"))
+    other, told = tiny(classes=4), Notes()
     monkeypatch.setattr(module, "save_state", full)
-    pretrain(other, *arguments("supervised"), checkpoint=tmp_path / "a", progress=told)
-    assert same(straight, other) and len(told.notes) == 2 and "this work is repeated" in told.notes[0]
+    pretrain_once(other, tmp_path, *arguments("supervised"), told)
+    assert equal(trained("supervised"), other) and len(told.notes) == 2 and "this work is repeated" in told.notes[0]
 
 
 @METHODS
@@ -121,7 +137,7 @@ def test_what_was_trained_once_is_loaded(tmp_path: Path, method: str, monkeypatc
     log = pretrain_once(first, tmp_path, *arguments(method))
     assert [file.name for file in tmp_path.iterdir()] == ["network.safetensors"]
     assert log["method"] == method and len(log["epochs"]) == 2
-    monkeypatch.setattr(module, "pretrain", None)  # a second training would fail
+    monkeypatch.setattr(module, "make_trainer", None)  # a second training would fail
     assert pretrain_once(second, tmp_path, *arguments(method), told) == log
     assert same(first, second)  # generators and counters as well
     assert told.notes[0].startswith("pretraining: read from the cache")
@@ -138,11 +154,11 @@ def test_a_damaged_result_is_computed_again(tmp_path: Path) -> None:
 
 def test_training_can_start_from_weights(tmp_path: Path) -> None:
     first, second = tiny(), tiny(1)
-    pretrain(first, *arguments("swav"))
+    make_trainer(first, *arguments("swav")).run()
     save_weights(first, tmp_path / "swav")
     load_weights(second, tmp_path / "swav")
     quiet = SupervisedSettings(epochs=1, batch_size=8, lr=1e-9, part="plastic")
-    pretrain(second, "supervised", lambda indices: IMAGES[indices], range(24), LABELS, quiet)
+    make_trainer(second, "supervised", lambda indices: IMAGES[indices], range(24), LABELS, quiet).run()
     torch.testing.assert_close(second.plastic.layer2[0].weight, first.plastic.layer2[0].weight)
     assert torch.equal(second.frozen.layer0[0].weight, first.frozen.layer0[0].weight)
     assert second.head.classes == 4
@@ -154,7 +170,7 @@ def test_methods_are_known_by_name_and_mistakes_are_explained() -> None:
 
     assert trainers.names() == ["supervised", "swav"]
     with pytest.raises(GraspError, match="no pretraining called 'swaw'; did you mean 'swav'"):
-        pretrain(tiny(), "swaw", read, range(4))
+        make_trainer(tiny(), "swaw", read, range(4))
     with pytest.raises(GraspError, match="needs the head's row of each sample; pass rows"):
         make_trainer(tiny(), "supervised", read, range(4))
     with pytest.raises(GraspError, match="'swav' takes SwavSettings, got SupervisedSettings"):

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from graspcl.errors import GraspError
 from graspcl.model import mobilenet_v3_large
-from graspcl.pretrain import SupervisedSettings, pretrain, train_accuracy
+from graspcl.pretrain import SupervisedSettings, make_trainer, train_accuracy
 from graspcl.pretrain.supervised import SupervisedTrainer
 from graspcl.pretrain.trainer import learning
 from graspcl.state import load_state, save_state
@@ -35,7 +35,7 @@ def test_the_whole_network_learns_to_tell_the_classes_apart() -> None:
     network = tiny()
     before = {name: value.clone() for name, value in network.state_dict().items()}
     plain = settings(epochs=25, mix=0.0, crop=(0.6, 1.0), flip=0.0, step=20)
-    log = pretrain(network, "supervised", read, np.arange(48), LABELS, plain)
+    log = make_trainer(network, "supervised", read, np.arange(48), LABELS, plain).run()
     assert [log[0].accuracy < 0.6, log[-1].accuracy > 0.9] == [True, True]
     assert log[-1].loss < 0.5 * log[0].loss and len(log) == 25
     after = network.state_dict()
@@ -63,7 +63,7 @@ def test_the_plastic_part_alone() -> None:
     network = tiny()
     frozen = {name: value.clone() for name, value in network.frozen.state_dict().items()}
     plastic = network.plastic.layer2[0].weight.detach().clone()
-    pretrain(network, "supervised", read, np.arange(48), LABELS, settings(part="plastic"))
+    make_trainer(network, "supervised", read, np.arange(48), LABELS, settings(part="plastic")).run()
     assert all(torch.equal(value, frozen[name]) for name, value in network.frozen.state_dict().items())
     assert not torch.equal(network.plastic.layer2[0].weight, plastic)
 
@@ -72,7 +72,7 @@ def test_one_update_is_that_of_plain_sgd() -> None:
     """Without crops and mixtures, one batch of all: w - lr·(gradient + decay·w)."""
     s = settings(epochs=1, batch_size=64, mix=0.0, crop=(1.0, 1.0), flip=0.0, weight_decay=0.01, lr=0.1)
     trained, reference = tiny(dropout=0.0), tiny(dropout=0.0)
-    pretrain(trained, "supervised", lambda indices: IMAGES[np.sort(indices)], np.arange(48), np.zeros(48), s)
+    make_trainer(trained, "supervised", lambda indices: IMAGES[np.sort(indices)], np.arange(48), np.zeros(48), s).run()
     reference.head.grow(1)
     with learning(reference):
         logits = reference(reference.frozen(IMAGES.float())).logits
@@ -200,7 +200,7 @@ def test_an_error_while_reading_comes_through() -> None:
 
     network = tiny()
     with pytest.raises(GraspError, match="photo 40 cannot be read"):
-        pretrain(network, "supervised", broken, np.arange(48), LABELS, settings())
+        make_trainer(network, "supervised", broken, np.arange(48), LABELS, settings()).run()
     assert not any(parameter.requires_grad for parameter in network.frozen.parameters())
 
 
@@ -234,7 +234,7 @@ def test_a_real_network_of_the_paper_trains() -> None:
     network = mobilenet_v3_large(generator=torch.Generator().manual_seed(0))
     images, labels = stripes(16, pixels=32)
     short = settings(epochs=2, batch_size=8)
-    log = pretrain(network, "supervised", lambda i: images[i], np.arange(16), labels, short)
+    log = make_trainer(network, "supervised", lambda i: images[i], np.arange(16), labels, short).run()
     assert np.isfinite(log[-1].loss) and network.head.classes == 4
     norms = [module for module in network.frozen.modules() if isinstance(module, nn.BatchNorm2d)]
     assert norms[0].num_batches_tracked == 4 and not norms[0].training

@@ -4,7 +4,8 @@ from graspcl.learner.baselines import Finetune, GDumb, Offline
 from graspcl.learner.derpp import Derpp
 from graspcl.learner.idbr import Idbr
 from graspcl.learner.learner import Learner, column_shapes, learners
-from graspcl.learner.rehearsal import Batch, Diverged, Optimiser, Rehearsal, SessionLog
+from graspcl.learner.optimiser import Optimiser
+from graspcl.learner.rehearsal import Batch, Diverged, Rehearsal, SessionLog
 from graspcl.learner.siesta import Siesta
 
 __all__ = [

@@ -11,7 +11,7 @@ from graspcl.buffer import Buffer
 from graspcl.checks import NonNegative, checked
 from graspcl.errors import GraspError
 from graspcl.learner.learner import Learner, learners
-from graspcl.learner.rehearsal import Optimiser
+from graspcl.learner.optimiser import Optimiser
 from graspcl.model import Execution, SplitNetwork
 from graspcl.policy import Budget, Costs, Policy
 
@@ -23,12 +23,10 @@ class GDumb(Learner):
 
     Its published sampler is the maintenance rule `gdumb`; any rule works.
 
-    Args:
+    Args, besides those of `Learner`:
         reset: start each session from the weights the network was created with, and from new rows of the head.
             With random weights that is training from scratch. False keeps the network from session to session, the
             variant behind the paper's numbers.
-
-    The other parameters are those of `Learner`.
 
     >>> from graspcl.model import vector_network
     >>> network = vector_network(4, generator=torch.Generator().manual_seed(0))
@@ -83,11 +81,9 @@ class Offline(GDumb):
     It stores every sample. A session makes at least `passes` passes over them, whatever the budget, so do not compare
     it at equal updates or equal bytes.
 
-    Args:
+    Args, besides those of `Learner`:
         reset: as for `GDumb`.
         passes: the least number of passes over all samples in each session.
-
-    The other parameters are those of `Learner`.
 
     >>> from graspcl.model import vector_network
     >>> network = vector_network(4, generator=torch.Generator().manual_seed(0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,11 @@ from torch.nn import functional as F
 
 from graspcl.buffer import Buffer, Codes
 from graspcl.buffer.columns import Columns
-from graspcl.checks import Array, NonNegative, checked
+from graspcl.checks import NonNegative, checked
 from graspcl.errors import GraspError
 from graspcl.learner.learner import Learner, learners
-from graspcl.learner.rehearsal import Batch, Optimiser
+from graspcl.learner.optimiser import Optimiser
+from graspcl.learner.rehearsal import Batch
 from graspcl.model import Execution, SplitNetwork
 from graspcl.policy import Costs, Policy
 from graspcl.policy.session import evaluating
@@ -29,13 +31,11 @@ class Derpp(Learner):
     A sample's logits are stored at the end of its first session, when it stops being new, and never change. They say
     nothing about classes that came later. They are a column of the buffer (`columns`), so their bytes count.
 
-    Args:
+    Args, besides those of `Learner`:
         alpha: weight of the squared difference to the earlier logits.
         beta: weight of the cross-entropy of old samples.
         teacher: compare with the logits of the network at the start of the session, and store none. This is the
             variant behind the paper's numbers.
-
-    The other parameters are those of `Learner`.
 
     >>> from graspcl.model import vector_network
     >>> from graspcl.policy import Budget
@@ -68,25 +68,21 @@ class Derpp(Learner):
         self._teacher_passes = 0  # booked when the session ends
         if not teacher and not {"logits", "known"} <= self.buffer.columns.keys():
             raise GraspError(
-                "DER++ stores logits with the samples: create the buffer with columns=Derpp.columns(classes), where "
-                "classes is the largest possible number; or use the variant that stores none, teacher=True"
+                "DER++ stores logits: create the buffer with columns=Derpp.columns(classes) for the largest possible "
+                "number of classes, or use the variant that stores none, teacher=True"
             )
 
     @classmethod
     def columns(cls, classes: int, **parameters: Any) -> Columns:
-        if parameters.get("teacher", False):
-            return {}
-        return {"logits": ((classes,), np.float16), "known": ((), np.int32)}
+        return {} if parameters.get("teacher") else {"logits": ((classes,), np.float16), "known": ((), np.int32)}
 
     def observe_codes(self, codes: Codes, labels: Any, ids: Any | None = None) -> None:
         if not self.teacher:
             room = self.buffer.columns["logits"][0][0]
             needed = len({*self.classes, *np.asarray(labels).tolist()})
             if needed > room:
-                raise GraspError(
-                    f"DER++ has room for the logits of {room} classes, but these samples make it {needed}; create the "
-                    f"buffer with columns=Derpp.columns({needed}) or more"
-                )
+                hint = f"create the buffer with columns=Derpp.columns({needed}) or more"
+                raise GraspError(f"DER++ has room for logits of {room} classes, but now there are {needed}; {hint}")
         super().observe_codes(codes, labels, ids)
 
     def begin_session(self) -> None:
@@ -108,37 +104,28 @@ class Derpp(Learner):
         logits = batch.logits[old]
         if self.teacher:
             self._teacher_passes += int(old.sum())
-            return F.mse_loss(logits, self._teacher_logits(batch.inputs[old]))
+            with torch.no_grad(), evaluating(self.network):
+                before = torch.func.functional_call(self.network, self._teacher, (batch.inputs[old],))
+            return F.mse_loss(logits, before.logits)
         slots = batch.slots[old.numpy(force=True)]
         stored = torch.from_numpy(self.buffer["logits"][slots][:, : logits.shape[1]]).to(logits)
         known = torch.from_numpy(self.buffer["known"][slots]).to(self.device)
         counts = torch.arange(logits.shape[1], device=self.device) < known[:, None]
         return ((logits - stored).square() * counts).sum() / counts.sum().clamp_min(1)
 
-    def _teacher_logits(self, inputs: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad(), evaluating(self.network):
-            outputs = torch.func.functional_call(self.network, self._teacher, (inputs,))
-        logits: torch.Tensor = outputs.logits
-        return logits
-
     def end_session(self, costs: Costs) -> None:
         costs.training_forward += self._teacher_passes
         self._teacher, self._teacher_passes = {}, 0
         self.buffer.compress()  # first, so that no logits of evicted samples are computed
-        if not self.teacher:
-            self._store_logits(np.flatnonzero(self.buffer.new))
-            costs.training_forward += int(self.buffer.new.sum())
+        if not self.teacher and len(new := np.flatnonzero(self.buffer.new)):
+            costs.training_forward += len(new)
+            self.network.eval()
+            for part in np.array_split(new, math.ceil(len(new) / 512)):
+                with torch.no_grad():
+                    logits = self.network(self.buffer.fetch(part, self.device)[0]).logits
+                self.buffer["logits"][part, : logits.shape[1]] = logits.clamp(-65504, 65504).numpy(force=True)
+                self.buffer["known"][part] = logits.shape[1]
         super().end_session(costs)
-
-    def _store_logits(self, slots: Array) -> None:
-        self.network.eval()
-        for part in np.array_split(slots, -(-len(slots) // 512) or 1):
-            if not len(part):
-                continue
-            with torch.no_grad():
-                logits = self.network(self.buffer.fetch(part, self.device)[0]).logits
-            self.buffer["logits"][part, : logits.shape[1]] = logits.clamp(-65504, 65504).numpy(force=True)
-            self.buffer["known"][part] = logits.shape[1]
 
     def extra_state(self) -> dict[str, Any]:
         teacher = {name: value.clone() for name, value in self._teacher.items()}

@@ -15,7 +15,8 @@ from graspcl.buffer.columns import Columns
 from graspcl.checks import Share, checked
 from graspcl.errors import GraspError
 from graspcl.learner.learner import Learner, learners
-from graspcl.learner.rehearsal import Batch, Optimiser
+from graspcl.learner.optimiser import Optimiser
+from graspcl.learner.rehearsal import Batch
 from graspcl.model import Execution, LinearHead, SplitNetwork, build
 from graspcl.padding import unpadded
 from graspcl.policy import Costs, Policy
@@ -31,13 +32,11 @@ class Idbr(Learner):
 
     A task is a session. When it ends, a random share `store_ratio` of its new samples stays in the buffer.
 
-    Args:
+    Args, besides those of `Learner`:
         store_ratio: share of a task's samples that is stored.
         regularised: use the original method with its sub-networks, described below.
         balance: group used for class-balanced sampling and for prototypes, "class" or "task". The reference's text
             runs use "task".
-
-    The other parameters are those of `Learner`.
 
     With `regularised`, two tanh layers split the head's input into a general and a specific space of 128 numbers each,
     and the head is a linear layer on both. Three terms join the cross-entropy:
@@ -47,16 +46,12 @@ class Idbr(Learner):
     - Both spaces stay close to what they were before the session: ½ MSE(general) + ½ MSE(specific), times 5 in batches
       with old samples, 0.5 in others, and 0 in the first task.
 
-    The task of a sample is a column of the buffer (`columns`). Swapped copies and the features before the session are
-    booked in addition to the budget.
+    The task of a sample is a column of the buffer. Copies and earlier features are booked in addition to the budget.
 
-    Differences to the reference:
-
-    - The policy decides which samples share a batch, and ε is the policy's.
-    - Sequences are cut at their middle, not at random, and without an extra separator. Latents are swapped where the
-      frozen part made latents.
-    - All layers follow the given optimiser's rate and schedule; the reference warms up for 1,000 steps.
-    - With `balance="task"`, prototypes are means of a task's stored samples, measured before each session.
+    Differences to the reference: the policy decides which samples share a batch, and ε is the policy's. Sequences (or
+    latents, where the frozen part made them) are cut at their middle, without an extra separator. All layers follow the
+    given optimiser's rate and schedule, without warm-up. With `balance="task"`, prototypes are means of a task's stored
+    samples, measured before each session.
 
     >>> from graspcl.model import vector_network
     >>> from graspcl.policy import Budget
@@ -91,8 +86,10 @@ class Idbr(Learner):
         self._stores_tasks = regularised or balance == "task"
         if self._stores_tasks and "task" not in self.buffer.columns:
             raise GraspError("this IDBR stores each sample's task: create the buffer with columns=Idbr.columns(…)")
-        if regularised:
-            _add_spaces(self.network)
+        if regularised:  # the two spaces go after the network's neck, and a new linear head on them
+            head = self.network.head
+            self.network.neck = nn.Sequential(self.network.neck, _Spaces(head.features, head.generator))
+            self.network.head = LinearHead(2 * _WIDTH, head.classes, generator=head.generator)
             self.network.to(self.device)
 
     @classmethod
@@ -184,10 +181,3 @@ class _Spaces(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         return torch.cat([self.general(features), self.specific(features)], dim=1).tanh()
-
-
-def _add_spaces(network: SplitNetwork) -> None:
-    """Put the two spaces after the network's neck, and a new linear head on them."""
-    head = network.head
-    network.neck = nn.Sequential(network.neck, _Spaces(head.features, head.generator))
-    network.head = LinearHead(2 * _WIDTH, head.classes, generator=head.generator)

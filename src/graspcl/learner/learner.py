@@ -18,7 +18,8 @@ from graspcl.buffer import Buffer, Codes, Maintenance
 from graspcl.buffer.columns import Columns, code_array, finite_tensor, label_array
 from graspcl.checks import Array, checked
 from graspcl.errors import GraspError
-from graspcl.learner.rehearsal import Batch, Optimiser, Rehearsal, SessionLog
+from graspcl.learner.optimiser import Optimiser
+from graspcl.learner.rehearsal import Batch, Rehearsal, SessionLog
 from graspcl.model import Execution, ImageInput, Outputs, SplitNetwork
 from graspcl.policy import Budget, Costs, Policy, policies
 from graspcl.random import restore_rng, rng_state
@@ -40,7 +41,7 @@ class Learner:
     that the head already has, from pretraining, belong to labels 0 … k-1 (`set_head_labels` changes that).
 
     A subclass overrides what differs: `learn_online`, `begin_session`, `loss`, `end_session`, `session_budget`. What it
-    remembers beyond that goes into `extra_state` and `load_extra_state`.
+    remembers beyond that is created in `setup`, saved by `extra_state` and restored by `load_extra_state`.
 
     Args:
         network: the split network; it is moved to the device.
@@ -74,10 +75,8 @@ class Learner:
         execution: Execution | None = None,
     ) -> None:
         if buffer.codec is not None and buffer.codec.ragged and not network.veridical:
-            raise GraspError(
-                f"the buffer stores raw images (codec {type(buffer.codec).__name__}), but the network rehearses "
-                "latents; pass veridical(network)"
-            )
+            stored = f"raw images (codec {type(buffer.codec).__name__})"
+            raise GraspError(f"the buffer stores {stored}, but the network rehearses latents; pass veridical(network)")
         if device is not None and execution is not None:
             raise GraspError("pass a device or an execution (which names a device), not both")
         self.execution = (execution or Execution(device=str(device or network.device))).resolve()
@@ -88,13 +87,15 @@ class Learner:
         self.optimiser = optimiser or Optimiser()
         self.rng = np.random.default_rng(rng)
         self._set_classes(range(network.head.classes))
+        self.setup()
+
+    def setup(self) -> None:
+        """Create what a subclass remembers; runs at the end of `__init__`."""
 
     @classmethod
     def columns(cls, classes: int, **parameters: Any) -> Columns:
         """Return the columns that this learner's buffer must have, to learn up to `classes` classes."""
         return {}
-
-    # -- online ----------------------------------------------------------------------------------------------------
 
     def observe(self, inputs: Any, labels: Any, ids: Any | None = None) -> None:
         """Encode, store and learn from a chunk of the stream.
@@ -111,8 +112,11 @@ class Learner:
         # The buffer would refuse these too, but only after the network had failed.
         labels = label_array(labels)
         code_array(codes, len(labels), self.buffer["codes"] if len(self.buffer) else None, self._ragged)
-        outputs = self._outputs_of_new(codes)
-        values = {} if outputs is None else self._column_values(outputs, labels)
+        outputs, values = self._outputs_of_new(codes), {}
+        if outputs is not None and len(labels):  # what the maintenance rule stores; classes without a row have row -1
+            row_of = {label: row for row, label in enumerate(self.classes)}
+            targets = torch.tensor([row_of.get(label, -1) for label in labels.tolist()], device=self.device)
+            values = self.buffer.maintenance.values(outputs, targets, self.network.head)
         self.buffer.insert_codes(codes, labels, ids, values, overflow=self.offline)
         self.add_classes(labels)
         if outputs is not None:
@@ -131,12 +135,6 @@ class Learner:
                 self.buffer.decode(codes[start : start + _CHUNK])
         return None
 
-    def _column_values(self, outputs: Outputs, labels: Array) -> dict[str, torch.Tensor]:
-        """Return the values of the columns that the maintenance rule reads, for new samples."""
-        row_of = {label: row for row, label in enumerate(self.classes)}
-        targets = torch.tensor([row_of.get(label, -1) for label in labels.tolist()], device=self.device)
-        return self.buffer.maintenance.values(outputs, targets, self.network.head) if len(labels) else {}
-
     @property
     def _ragged(self) -> bool:
         return self.buffer.codec is not None and self.buffer.codec.ragged
@@ -149,16 +147,11 @@ class Learner:
             if len(inputs) and isinstance(inputs[0], str):
                 raise GraspError("encode texts first: graspcl.model.Tokenizer(max_tokens=…).encode(texts)")
             inputs = finite_tensor(inputs)
-        self._refuse_unit_range(inputs)
-        return self.buffer.encode(self.network.encode(inputs.to(self.device)))
-
-    def _refuse_unit_range(self, inputs: torch.Tensor) -> None:
-        """Images in 0..1 look black to a network that takes 0..255, and nothing would be learned."""
+        # Images in 0..1 look black to a network that takes 0..255, and nothing would be learned.
         takes_bytes = any(isinstance(part, ImageInput) for part in self.network.modules())
         if takes_bytes and inputs.is_floating_point() and inputs.numel() and 0 < float(inputs.max()) <= 1:
             raise GraspError("the images are in 0..1, but the network takes 0..255; multiply them by 255")
-
-    # -- offline ---------------------------------------------------------------------------------------------------
+        return self.buffer.encode(self.network.encode(inputs.to(self.device)))
 
     def rehearse(self, budget: Budget, on_step: Callable[[Rehearsal], None] | None = None) -> SessionLog:
         """Run one rehearsal session of `budget` and return its log; `on_step` is called after every update."""
@@ -185,8 +178,6 @@ class Learner:
         self.buffer.compress()
         self.buffer.settle()
 
-    # -- prediction ------------------------------------------------------------------------------------------------
-
     def predict(self, inputs: Any) -> Array:
         """Return the predicted labels [n] of raw inputs [n, …]."""
         return self.predict_codes(self.encode(inputs))
@@ -207,20 +198,16 @@ class Learner:
             with torch.no_grad():
                 yield self.network(self.buffer.decode(codes[start : start + _CHUNK], self.device))
 
-    # -- classes ---------------------------------------------------------------------------------------------------
-
     def rows(self, labels: torch.Tensor) -> torch.Tensor:
         """Return the head's rows [n] of observed `labels` [n]."""
         return self._row_of[labels]
 
     def add_classes(self, labels: Array) -> None:
         """Give each class that is new in `labels` [n] a row of the head, in order of arrival."""
-        known = set(self.classes)
-        arrived, first = np.unique(labels, return_index=True)
-        new = [int(label) for label in arrived[np.argsort(first)] if int(label) not in known]
-        if new:
-            self.network.head.grow(len(known) + len(new))
-            self._set_classes([*self.classes, *new])
+        classes = list(dict.fromkeys([*self.classes, *labels.tolist()]))
+        if len(classes) > len(self.classes):
+            self.network.head.grow(len(classes))
+            self._set_classes(classes)
 
     def set_head_labels(self, labels: Any) -> None:
         """Set which label each existing row of the head belongs to, where pretraining used others than 0 … k-1."""
@@ -234,8 +221,6 @@ class Learner:
         row_of = np.full(max(self.classes, default=-1) + 1, -1)
         row_of[self.classes] = np.arange(len(self.classes))
         self._row_of = torch.from_numpy(row_of).to(self.device)
-
-    # -- state -----------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that determines what the learner knows and does next, between two sessions."""
@@ -254,10 +239,8 @@ class Learner:
         since = state.pop("since", None)  # where earlier versions stored it
         expected = {"network", "classes", "buffer", "policy", "rng", *self.extra_state()}
         if expected != state.keys():
-            raise GraspError(
-                f"the state does not fit a learner {self.name or type(self).__name__!r} with these settings: "
-                f"it differs in {', '.join(sorted(expected ^ state.keys()))}"
-            )
+            name, keys = self.name or type(self).__name__, ", ".join(sorted(expected ^ state.keys()))
+            raise GraspError(f"the state does not fit a learner {name!r} with these settings: it differs in {keys}")
         self.load_extra_state(state)
         self.network.load_state_dict(state["network"])
         self._set_classes(state["classes"])
@@ -278,28 +261,10 @@ class Learner:
         save_state(Path(path), self.state_dict())
 
     def load(self, path: str | Path) -> None:
-        """Restore a state written by `save`, into a learner made with the same settings.
-
-        >>> import tempfile
-        >>> from graspcl.model import vector_network
-        >>> first, second = (Learner(vector_network(4, generator=torch.Generator().manual_seed(seed)), Buffer())
-        ...                  for seed in (0, 1))
-        >>> first.observe(torch.eye(4), [0, 0, 1, 1])
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     first.save(Path(folder) / "learner")
-        ...     second.load(Path(folder) / "learner")
-        >>> second.classes, len(second.buffer)
-        ([0, 1], 4)
-        """
+        """Restore a state written by `save`, into a learner made with the same settings."""
         self.load_state_dict(load_state(Path(path)))
 
 
 def column_shapes(rule: Maintenance, network: SplitNetwork) -> Columns:
-    """Return the columns that a buffer with `rule` needs, for a learner with `network`.
-
-    >>> from graspcl.buffer import rules
-    >>> from graspcl.model import vector_network
-    >>> column_shapes(rules.create("herding"), vector_network(4, embedding=16, generator=torch.Generator()))
-    {'embedding': ((16,), <class 'numpy.float32'>)}
-    """
+    """Return the columns that a buffer with `rule` needs, for a learner with `network`."""
     return rule.columns_for(network.head.features, network.head.features)

@@ -2,25 +2,23 @@
 
 `Rehearsal.__init__` lets the policy plan. `Rehearsal.step` asks it for a mini-batch, fetches the samples, updates the
 plastic part and books what that cost. `Rehearsal.finish` ends the session and returns its `SessionLog`. Around it:
-`Optimiser` (rates and schedule), `Batch` (what a learner's loss sees) and `Loader` (fetching ahead).
+`Batch` (what a learner's loss sees) and `Loader` (fetching ahead).
 """
 
 from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from graspcl.buffer import Buffer
-from graspcl.checks import Array, NonNegative, Positive, Range, checked
+from graspcl.checks import Array
 from graspcl.errors import GraspError
 from graspcl.model import Outputs
 from graspcl.policy import Budget, Costs, Session, batches
@@ -33,55 +31,6 @@ if TYPE_CHECKING:
 _CHECK_EVERY = 50  # updates between checks of the loss; a check waits for the device
 
 
-@checked
-@dataclass(frozen=True)
-class Optimiser:
-    """Settings of a session's updates (Appendix B); the defaults are the paper's for latent rehearsal on ImageNet.
-
-    Args:
-        name: "sgd" or "adamw".
-        lr: peak learning rate of the last layer.
-        momentum: of SGD; the schedule does not cycle it.
-        weight_decay: L2 penalty of SGD, decoupled for AdamW.
-        layer_decay: each layer's rate is this factor times the rate of the layer after it.
-        schedule: "onecycle" over the whole session, or "constant".
-
-    >>> Optimiser("adam")
-    Traceback (most recent call last):
-        ...
-    graspcl.errors.GraspError: name must be 'sgd' or 'adamw', got 'adam'
-    """
-
-    name: Literal["sgd", "adamw"] = "sgd"
-    lr: Positive = 1.6
-    momentum: Annotated[float, Range(0, 1, below=True)] = 0.9
-    weight_decay: NonNegative = 1e-5
-    layer_decay: Annotated[float, Range(0, 1, above=True)] = 0.99
-    schedule: Literal["onecycle", "constant"] = "onecycle"
-
-    def build(self, parameters: Sequence[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
-        """Create the optimiser of named `parameters`, ordered from the first to the last layer."""
-        layers: dict[str, list[nn.Parameter]] = {}  # parameters of one module, a weight and its bias, form a layer
-        for name, parameter in parameters:
-            layers.setdefault(name.rpartition(".")[0], []).append(parameter)
-        groups = [
-            {"params": layer, "lr": self.lr * self.layer_decay ** (len(layers) - 1 - depth)}
-            for depth, layer in enumerate(layers.values())
-        ]
-        if self.name == "adamw":
-            return torch.optim.AdamW(groups, weight_decay=self.weight_decay)
-        return torch.optim.SGD(groups, momentum=self.momentum, weight_decay=self.weight_decay)
-
-    def scheduler(self, optimizer: torch.optim.Optimizer, updates: int) -> torch.optim.lr_scheduler.LRScheduler:
-        """Create the learning-rate schedule of a session of `updates` steps."""
-        # OneCycle needs at least four steps to rise and fall.
-        if self.schedule == "constant" or updates < 4:
-            return torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
-        # A list, because a single max_lr would give every layer the same rate.
-        rates = [group["lr"] for group in optimizer.param_groups]
-        return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=rates, total_steps=updates, cycle_momentum=False)
-
-
 class Diverged(GraspError):
     """The loss of a session diverged; the network is as it was before the session."""
 
@@ -89,48 +38,35 @@ class Diverged(GraspError):
 class Batch(NamedTuple):
     """A mini-batch of n samples after the forward pass in train mode: what `Learner.loss` gets."""
 
-    inputs: torch.Tensor
-    """[n, …], latents or raw inputs, as the network takes them."""
-    targets: torch.Tensor
-    """[n], the correct columns of the logits."""
-    slots: Array
-    """[n], where the samples are in the buffer."""
-    outputs: Outputs
-    """Embedding, features and logits."""
-    new: torch.Tensor
-    """bool [n], which samples arrived since the last session."""
+    inputs: torch.Tensor  # [n, …], latents or raw inputs, as the network takes them
+    targets: torch.Tensor  # [n], the correct columns of the logits
+    slots: Array  # [n], where the samples are in the buffer
+    outputs: Outputs  # embedding, features and logits
+    new: torch.Tensor  # bool [n], which samples arrived since the last session
 
     @property
     def logits(self) -> torch.Tensor:
-        """[n, K]"""
-        return self.outputs.logits
+        return self.outputs.logits  # [n, K]
 
     @property
     def present(self) -> torch.Tensor:
         """bool [K], which classes have a sample in the batch."""
-        present = torch.zeros(self.logits.shape[1], dtype=torch.bool, device=self.targets.device)
-        return present.index_fill(0, self.targets, True)
+        return torch.isin(torch.arange(self.logits.shape[1], device=self.targets.device), self.targets)
 
     @property
     def cross_entropies(self) -> torch.Tensor:
-        """[n]"""
-        return F.cross_entropy(self.logits, self.targets, reduction="none")
+        return F.cross_entropy(self.logits, self.targets, reduction="none")  # [n]
 
 
 @dataclass
 class SessionLog:
     """What a session did and what it cost."""
 
-    losses: Array
-    """[updates], the mean loss of each mini-batch."""
-    rehearsed: Array
-    """[N], how often each stored sample was used."""
-    picks: Array
-    """[updates, batch], the slots of each mini-batch."""
-    labels: Array
-    """[N], of the samples in the slots during the session."""
-    ids: Array
-    """[N], of the samples in the slots during the session."""
+    losses: Array  # [updates], the mean loss of each mini-batch
+    rehearsed: Array  # [N], how often each stored sample was used
+    picks: Array  # [updates, batch], the slots of each mini-batch
+    labels: Array  # [N], of the samples in the slots during the session
+    ids: Array  # [N], of the samples in the slots during the session
     costs: Costs
     stored: int
     buffer_bytes: int
@@ -144,18 +80,13 @@ class SessionLog:
 class Rehearsal:
     """A running session: call `step()` until `done`, then `finish()`. It can be saved between any two steps.
 
-    Args:
-        learner: whose network is trained. To resume, restore it to its state at the time of `state` first.
-        budget: the number of updates and their batch size.
-        state: the `state_dict` of an interrupted session to resume.
+    To resume from the `state_dict` of an interrupted session, first restore the learner as it was at that time.
     """
 
     def __init__(self, learner: Learner, budget: Budget, state: dict[str, Any] | None = None) -> None:
         self.learner, self.budget = learner, budget
-        self.session = Session(
-            learner.buffer, budget, learner.rng, learner.network, learner.rows, learner.device,
-            groups_by=learner.groups_by,
-        )  # fmt: skip
+        given = learner.buffer, budget, learner.rng, learner.network, learner.rows, learner.device
+        self.session = Session(*given, groups_by=learner.groups_by)
         self.updates = 0
         self._losses: list[torch.Tensor] = []
         self._picks: list[Array] = []
@@ -169,19 +100,16 @@ class Rehearsal:
         self._optimizer = learner.optimiser.build(learner.network.plastic_parameters())
         self._scheduler = learner.optimiser.scheduler(self._optimizer, budget.updates)
         self._scaler = learner.execution.scaler()
-        if state is None:
-            self._plan()
-        else:
+        if state is not None:
             self._load(state)
+        else:
+            try:
+                begin(learner.policy, self.session)
+            except BaseException:
+                self._undo()
+                raise
         self._loader = Loader(learner.buffer, learner.device)
         self._batches = batches(learner.policy, self.session, begun=self.updates)
-
-    def _plan(self) -> None:
-        try:
-            begin(self.learner.policy, self.session)
-        except BaseException:
-            self._undo()
-            raise
 
     @property
     def done(self) -> bool:
@@ -210,8 +138,7 @@ class Rehearsal:
         slots = next(self._batches)
         # Fetch.
         start = time.perf_counter()
-        inputs, labels = self._loader.fetch(slots)
-        self._loader.prepare(learner.policy.upcoming(len(slots)))
+        inputs, labels = self._loader.fetch(slots, learner.policy.upcoming(len(slots)))
         # Update.
         learner.network.train()
         new = torch.from_numpy(learner.buffer.new[slots]).to(learner.device)
@@ -231,7 +158,8 @@ class Rehearsal:
         costs.training_forward += len(slots)
         costs.training_backward += len(slots)
         with selecting(self.session):
-            learner.policy.observe(slots, _feedback(batch))
+            embedding, features, logits, losses = (part.detach() for part in (*batch.outputs, batch.cross_entropies))
+            learner.policy.observe(slots, SampleOutputs(embedding, features, logits, losses, batch.targets))
         if self.updates % _CHECK_EVERY == 0 or self.done:
             self._check(closely=self.done)
 
@@ -260,36 +188,26 @@ class Rehearsal:
         self._loader.close()
         self.learner.end_session(self.session.costs)
 
-    # -- divergence ------------------------------------------------------------------------------------------------
-
     def _check(self, closely: bool) -> None:
         """Undo the session if its losses diverged; `closely` also tests the network after the last update."""
         if not self._losses:
             return
-        recent = torch.stack(self._losses[-_CHECK_EVERY:])
+        learner, recent = self.learner, torch.stack(self._losses[-_CHECK_EVERY:])
         if not recent.isfinite().all():
             at = self.updates - len(recent) + int((~recent.isfinite()).nonzero()[0])
             what = f"the loss became {recent[~recent.isfinite()][0].item()} at update {at} of {self.budget.updates}"
-        elif closely and not self._outputs_are_finite():
+        elif closely and not learner.outputs(learner.buffer["codes"][self._picks[-1]], "logits").isfinite().all():
             what = f"the network's outputs became infinite by update {self.updates} of {self.budget.updates}"
         else:
             return
         self._undo()
-        raise Diverged(
-            f"{what}; lower the learning rate ({self.learner.optimiser.lr}). "
-            "The network is as it was before the session"
-        )
-
-    def _outputs_are_finite(self) -> bool:
-        logits = self.learner.outputs(self.learner.buffer["codes"][self._picks[-1]], "logits")
-        return bool(logits.isfinite().all())
+        hint = f"lower the learning rate ({learner.optimiser.lr})"
+        raise Diverged(f"{what}; {hint}. The network is as it was before the session")
 
     def _undo(self) -> None:
         self.learner.network.load_state_dict(self._before)
         self.learner.network.eval()
         restore_rng(self.learner.rng, self._rng_before)
-
-    # -- state -----------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the learner's own state does not contain of a running session."""
@@ -324,22 +242,8 @@ class Rehearsal:
         return np.stack(self._picks) if self._picks else np.empty((0, self.budget.batch_size), np.int32)
 
 
-def _feedback(batch: Batch) -> SampleOutputs:
-    with torch.no_grad():
-        embedding, features, logits = (part.detach() for part in batch.outputs)
-        return SampleOutputs(embedding, features, logits, batch.cross_entropies, batch.targets)
-
-
 class Loader:
-    """Fetch samples from a buffer that does not change; image files are decoded ahead, in a background thread.
-
-    >>> buffer = Buffer()
-    >>> _ = buffer.insert(torch.eye(3), [0, 1, 2])
-    >>> loader = Loader(buffer, "cpu")
-    >>> loader.prepare(np.array([2]))
-    >>> loader.fetch(np.array([2]))
-    (tensor([[0., 0., 1.]]), tensor([2]))
-    """
+    """Fetch samples from a buffer that does not change; image files are decoded ahead, in a background thread."""
 
     def __init__(self, buffer: Buffer, device: torch.device | str) -> None:
         self._buffer, self._device = buffer, device
@@ -347,19 +251,15 @@ class Loader:
         slow = buffer.codec is not None and buffer.codec.ragged
         self._thread = ThreadPoolExecutor(1, "graspcl-loader") if slow else None
 
-    def prepare(self, slots: Array | None) -> None:
-        """Start to fetch `slots` [n], the next ones to be requested; None if they are unknown."""
-        if self._thread is not None and slots is not None and len(slots):
-            self._ahead = slots, self._thread.submit(self._buffer.fetch, slots, self._device)
-
-    def fetch(self, slots: Array) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the inputs [n, …] and labels [n] of `slots` [n]."""
+    def fetch(self, slots: Array, upcoming: Array | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the inputs [n, …] and labels [n] of `slots` [n]; start to fetch those `upcoming` next, if known."""
         ahead, self._ahead = self._ahead, None
-        if ahead is not None and np.array_equal(ahead[0], slots):
-            return ahead[1].result()
-        return self._buffer.fetch(slots, self._device)
+        expected = ahead is not None and np.array_equal(ahead[0], slots)
+        found = ahead[1].result() if ahead and expected else self._buffer.fetch(slots, self._device)
+        if self._thread is not None and upcoming is not None and len(upcoming):
+            self._ahead = upcoming, self._thread.submit(self._buffer.fetch, upcoming, self._device)
+        return found
 
     def close(self) -> None:
-        """Release the background thread."""
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)

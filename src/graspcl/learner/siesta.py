@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 
-from graspcl.buffer import Buffer
-from graspcl.checks import checked
 from graspcl.learner.learner import Learner, learners
-from graspcl.learner.rehearsal import Optimiser
-from graspcl.model import Execution, Outputs, SplitNetwork
-from graspcl.policy import Costs, Policy
+from graspcl.model import Outputs
+from graspcl.policy import Costs
 
 
 @learners.register("siesta")
-@checked
 class Siesta(Learner):
     """SIESTA (section 4.2).
 
@@ -26,6 +21,7 @@ class Siesta(Learner):
 
     Parameters are those of `Learner`.
 
+    >>> from graspcl import Buffer
     >>> from graspcl.model import vector_network
     >>> from graspcl.policy import Budget
     >>> learner = Siesta(vector_network(4, generator=torch.Generator().manual_seed(0)), Buffer(), "grasp")
@@ -34,24 +30,17 @@ class Siesta(Learner):
     1.0
     """
 
-    def __init__(
-        self,
-        network: SplitNetwork,
-        buffer: Buffer,
-        policy: Policy | str = "grasp",
-        optimiser: Optimiser | None = None,
-        rng: np.random.Generator | int = 0,
-        device: torch.device | str | None = None,
-        execution: Execution | None = None,
-    ) -> None:
-        super().__init__(network, buffer, policy, optimiser, rng, device, execution)
+    def setup(self) -> None:
         rows, features = len(self.classes), self.network.head.features
         self._sums = torch.zeros(rows, features, dtype=torch.float64, device=self.device)
         self._counts = torch.zeros(rows, dtype=torch.float64, device=self.device)
         self._awake = torch.zeros(rows, dtype=torch.bool, device=self.device)  # rows that online updates may set
 
     def learn_online(self, outputs: Outputs, targets: torch.Tensor) -> None:
-        self._grow(len(self.classes))
+        if (missing := len(self.classes) - len(self._counts)) > 0:
+            self._sums = torch.cat([self._sums, self._sums.new_zeros(missing, self._sums.shape[1])])
+            self._counts = torch.cat([self._counts, self._counts.new_zeros(missing)])
+            self._awake = torch.cat([self._awake, self._awake.new_ones(missing)])
         self._sums.index_add_(0, targets, outputs.features.double())
         self._counts.index_add_(0, targets, torch.ones_like(targets, dtype=torch.float64))
         fresh = torch.unique(targets)
@@ -61,13 +50,6 @@ class Siesta(Learner):
     def end_session(self, costs: Costs) -> None:
         super().end_session(costs)
         self._awake[:] = False
-
-    def _grow(self, rows: int) -> None:
-        missing = rows - len(self._counts)
-        if missing > 0:
-            self._sums = torch.cat([self._sums, self._sums.new_zeros(missing, self._sums.shape[1])])
-            self._counts = torch.cat([self._counts, self._counts.new_zeros(missing)])
-            self._awake = torch.cat([self._awake, self._awake.new_ones(missing)])
 
     def extra_state(self) -> dict[str, Any]:
         return {"means": {"sums": self._sums.clone(), "counts": self._counts.clone(), "awake": self._awake.clone()}}

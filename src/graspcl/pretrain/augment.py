@@ -9,10 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from graspcl.checks import Array
-
-_TRIES = 10
-_LUMA = (0.299, 0.587, 0.114)
 # RGB to brightness and two axes of colour (YIQ): rotating those two changes only the hue.
 _YIQ = ((0.299, 0.587, 0.114), (0.5959, -0.2746, -0.3213), (0.2115, -0.5227, 0.3112))
 
@@ -27,21 +23,19 @@ def random_views(
 ) -> Tensor:
     """Return a random crop of each image, resized and possibly mirrored: float [n, 3, size, size] in 0..255.
 
-    Args:
-        images: [n, 3, H, W] in 0..255, uint8 or float.
-        size: side of the result, in pixels.
-        rng: draws everything.
-        scale: range of a crop's share of the area, uniform.
-        ratio: range of its ratio of width to height, log-uniform.
-        flip: probability of mirroring.
+    Images are [n, 3, H, W] in 0..255, uint8 or float. A crop's share of the area is uniform in `scale`, its ratio of
+    width to height log-uniform in `ratio`. `flip` is the probability of mirroring.
 
-    >>> images = torch.zeros(4, 3, 32, 32, dtype=torch.uint8)
-    >>> views = random_views(images, 16, np.random.default_rng(0))
-    >>> views.shape, views.dtype
-    (torch.Size([4, 3, 16, 16]), torch.float32)
+    >>> random_views(torch.zeros(4, 3, 32, 32, dtype=torch.uint8), 16, np.random.default_rng(0)).shape
+    torch.Size([4, 3, 16, 16])
     """
     number, _, height, width = images.shape
-    w, h = _crop_sizes(number, width / height, rng, scale, ratio)
+    # Widths and heights as shares of the image's: the first of ten draws that fits, else clipped.
+    area = rng.uniform(*scale, (10, number))
+    shape = np.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1]), (10, number)))
+    w, h = np.sqrt(area * shape / (width / height)), np.sqrt(area / shape * (width / height))
+    chosen = np.argmax((w <= 1) & (h <= 1), axis=0), np.arange(number)
+    w, h = np.minimum(w[chosen], 1.0), np.minimum(h[chosen], 1.0)
     # A crop's centre, in -1..1 across the image; a negative width mirrors it.
     x, y = (1 - w) * rng.uniform(-1, 1, number), (1 - h) * rng.uniform(-1, 1, number)
     w = np.where(rng.random(number) < flip, -w, w)
@@ -52,20 +46,12 @@ def random_views(
 
 
 def random_colours(
-    images: Tensor,
-    rng: np.random.Generator,
-    strength: float = 1.0,
-    jitter: float = 0.8,
-    grey: float = 0.2,
+    images: Tensor, rng: np.random.Generator, strength: float = 1.0, jitter: float = 0.8, grey: float = 0.2
 ) -> Tensor:
     """Change brightness, contrast, saturation and hue of images at random (SimCLR's and SwAV's distortion).
 
-    Args:
-        images: float [n, 3, H, W] in 0..255; the result is alike.
-        rng: draws everything.
-        strength: factors lie in 1 ± 0.8·strength, and the hue turns by up to ± 0.2·strength of the circle.
-        jitter: probability that an image changes.
-        grey: probability that an image becomes grey.
+    Images are float [n, 3, H, W] in 0..255. Factors lie in 1 ± 0.8·strength, and the hue turns by up to ± 0.2·strength
+    of the circle. An image changes with probability `jitter`, and becomes grey with probability `grey`.
 
     >>> images = torch.full((2, 3, 4, 4), 100.0)
     >>> random_colours(images, np.random.default_rng(0), grey=0.0).std((2, 3)).max().item() < 1e-3
@@ -86,7 +72,7 @@ def random_colours(
     factor = torch.from_numpy(brightness * contrast)[:, None, None]
     mix = (factor * (torch.linalg.inv(yiq) @ turn @ yiq)).to(images)
     # Contrast is relative to the mean brightness of the image.
-    mean = torch.einsum("nchw,c->n", images, images.new_tensor(_LUMA)) / images[0, 0].numel()
+    mean = torch.einsum("nchw,c->n", images, images.new_tensor(_YIQ[0])) / images[0, 0].numel()
     offset = torch.from_numpy(brightness * (1 - contrast)).to(images) * mean
     return (torch.einsum("nchw,ndc->ndhw", images, mix) + offset[:, None, None, None]).clamp(0, 255)
 
@@ -113,15 +99,3 @@ def random_blur(images: Tensor, rng: np.random.Generator, probability: float = 0
     stacked = F.conv2d(stacked, kernel[:, None, :, None], groups=3 * number)
     stacked = F.conv2d(stacked, kernel[:, None, None, :], groups=3 * number)
     return images.index_copy(0, at, stacked.reshape(number, 3, height, width))
-
-
-def _crop_sizes(
-    number: int, aspect: float, rng: np.random.Generator, scale: tuple[float, float], ratio: tuple[float, float]
-) -> tuple[Array, Array]:
-    """Draw widths and heights [number] as shares of the image's: the first of ten draws that fits, else clipped."""
-    area = rng.uniform(*scale, (_TRIES, number))
-    shape = np.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1]), (_TRIES, number)))
-    w, h = np.sqrt(area * shape / aspect), np.sqrt(area / shape * aspect)
-    first = np.argmax((w <= 1) & (h <= 1), axis=0)
-    each = np.arange(number)
-    return np.minimum(w[first, each], 1.0), np.minimum(h[first, each], 1.0)

@@ -22,27 +22,16 @@ from graspcl.pretrain.trainer import Int64s, Read, Settings, Trainer, trainers
 @checked
 @dataclass(frozen=True)
 class SupervisedSettings(Settings):
-    """Settings of supervised pretraining; the defaults are the reference's.
+    """Settings of supervised pretraining; the defaults are the reference's."""
 
-    Args:
-        epochs, batch_size, lr, momentum, weight_decay, part: see `Settings`.
-        step: epochs after which the rate is multiplied by `gamma`.
-        gamma: the factor.
-        mix: share of the batches that is mixed.
-        mixup_share: share of those that is mixed by mixup; the others by cutmix.
-        mixup_alpha, cutmix_alpha: parameters of their Beta distributions.
-        crop: least and largest share of the area that a crop covers.
-        flip: probability that an image is mirrored.
-    """
-
-    step: Count = 15
+    step: Count = 15  # epochs after which the rate is multiplied by gamma
     gamma: Annotated[float, Range(0, 1, above=True)] = 0.1
-    mix: Share = 1.0
-    mixup_share: Share = 0.4
-    mixup_alpha: Positive = 0.1
+    mix: Share = 1.0  # share of the batches that is mixed
+    mixup_share: Share = 0.4  # share of those that is mixed by mixup; the others by cutmix
+    mixup_alpha: Positive = 0.1  # parameters of their Beta distributions
     cutmix_alpha: Positive = 1.0
-    crop: tuple[float, float] = (0.08, 1.0)
-    flip: Share = 0.5
+    crop: tuple[float, float] = (0.08, 1.0)  # least and largest share of the area that a crop covers
+    flip: Share = 0.5  # probability that an image is mirrored
 
 
 @trainers.register("supervised")
@@ -55,11 +44,9 @@ class SupervisedTrainer(Trainer[SupervisedSettings]):
         if rows is None:
             raise GraspError("supervised pretraining needs the head's row of each sample; pass rows")
         self.rows = torch.as_tensor(np.asarray(rows, dtype=np.int64))
-        if self.rows.shape != (len(self.indices),) or int(self.rows.min()) < 0:
-            raise GraspError(
-                f"rows must give each of the {len(self.indices)} samples its row of the head, 0 or above, got shape "
-                f"{list(self.rows.shape)}"
-            )
+        number, shape = len(self.indices), list(self.rows.shape)
+        if shape != [number] or int(self.rows.min()) < 0:
+            raise GraspError(f"rows must give each of the {number} samples its row of the head, from 0, got {shape}")
         self.network.head.grow(int(self.rows.max()) + 1)
         self.optimizer = self.sgd(self.parameters())
 
@@ -71,10 +58,9 @@ class SupervisedTrainer(Trainer[SupervisedSettings]):
         x = random_views(images, images.shape[-1], self.rng, s.crop, flip=s.flip)
         targets = F.one_hot(self.rows[torch.from_numpy(positions)], self.network.head.classes).float().to(self.device)
         if self.rng.random() < s.mix:
-            if self.rng.random() < s.mixup_share:
-                x, targets = mixup(x, targets, self.rng, s.mixup_alpha)
-            else:
-                x, targets = cutmix(x, targets, self.rng, s.cutmix_alpha)
+            by_mixup = self.rng.random() < s.mixup_share
+            mixer, alpha = (mixup, s.mixup_alpha) if by_mixup else (cutmix, s.cutmix_alpha)
+            x, targets = mixer(x, targets, self.rng, alpha)
         logits = self.network(self.network.encode(x, learn=s.part == "all")).logits
         # A prediction for a mixture of two classes counts with the share of the predicted class.
         right = targets.gather(1, logits.argmax(1, keepdim=True)).sum()
@@ -103,11 +89,7 @@ def train_accuracy(network: SplitNetwork, read: Read, indices: ArrayLike, rows: 
 def mixup(x: Tensor, targets: Tensor, rng: np.random.Generator, alpha: float = 0.1) -> tuple[Tensor, Tensor]:
     """Mix pairs of images: λ·x_i + (1 - λ)·x_j, and their targets, with one λ ~ Beta(alpha, alpha) (Zhang et al. 2018).
 
-    Args:
-        x: float [n, …]; sample j of a pair comes from a random permutation.
-        targets: soft or one-hot [n, K].
-        rng: draws λ and the permutation.
-        alpha: parameter of the Beta distribution.
+    Images x are float [n, …], targets soft or one-hot [n, K]. Sample j of a pair comes from a random permutation.
 
     >>> x, y = mixup(torch.eye(2), torch.eye(2), np.random.default_rng(0))
     >>> bool(torch.equal(x, y)), y.sum(1).tolist()
@@ -142,10 +124,8 @@ def cutmix(x: Tensor, targets: Tensor, rng: np.random.Generator, alpha: float = 
 def _draw(x: Tensor, targets: Tensor, rng: np.random.Generator, alpha: Positive) -> tuple[float, Tensor]:
     """Draw λ, and for each sample the one it is mixed with."""
     if not x.is_floating_point() or targets.shape[:1] != x.shape[:1] or targets.ndim != 2:
-        raise GraspError(
-            f"mixing takes floats [n, …] and targets [n, K], got {x.dtype} of shape {list(x.shape)} and targets of "
-            f"shape {list(targets.shape)}"
-        )
+        shapes = f"{list(x.shape)} and {list(targets.shape)}"
+        raise GraspError(f"mixing takes floats [n, …] and targets [n, K], got {x.dtype} and shapes {shapes}")
     return rng.beta(alpha, alpha), torch.from_numpy(rng.permutation(len(x))).to(x.device)
 
 

@@ -25,13 +25,8 @@ def sinkhorn(scores: Tensor, epsilon: float = 0.05, iterations: int = 3) -> Tens
     """Return soft assignments Q [B, K] of B samples to K prototypes, all used equally.
 
     After enough iterations Q/B has rows 1/B, columns 1/K and the largest Tr(Qᵀ scores) + ε·H(Q): the paper's equations
-    3 to 5, with Q = Diag(u) exp(scores/ε) Diag(v). Each row of Q sums to 1 after any number of iterations. Computed
-    on logarithms, so that a small ε cannot underflow.
-
-    Args:
-        scores: cosines [B, K].
-        epsilon: ε; larger values spread the assignments.
-        iterations: of the Sinkhorn-Knopp algorithm.
+    3 to 5, with Q = Diag(u) exp(scores/ε) Diag(v). Each row of Q sums to 1 after any number of iterations. `scores`
+    are cosines [B, K]; a larger ε spreads the assignments. Logarithms keep a small ε from underflowing.
 
     >>> sinkhorn(torch.tensor([[1.0, 0.0], [1.0, 0.0]])).tolist()  # the same, so shared between both
     [[0.5, 0.5], [0.5, 0.5]]
@@ -60,48 +55,31 @@ def swapped_loss(scores: Sequence[Tensor], codes: Sequence[Tensor], temperature:
 @checked
 @dataclass(frozen=True)
 class SwavSettings(Settings):
-    """Settings of SwAV. If the loss stays at log(prototypes), train longer, or lower `epsilon` or `colours`.
-
-    Args:
-        epochs, batch_size, lr, momentum, weight_decay, part: see `Settings`.
-        final_lr: the rate at the end; it falls like a cosine.
-        warmup: epochs over which the rate rises first.
-        prototypes: their number. The paper has 3000 for 1000 classes.
-        projection, hidden: widths of the projection head.
-        epsilon, iterations: of `sinkhorn`.
-        temperature: of `swapped_loss`.
-        frozen_prototypes: epochs before prototypes learn.
-        queue: how many earlier projections of each large view join the assignment, for batches that are small compared
-            with the number of prototypes.
-        queue_from: the epoch from which on they do.
-        small_views: the number of small views, in addition to two large ones at the images' size.
-        small_pixels: their size; by default 96/224 of the images'.
-        large, small: least and largest share of the area that a view covers.
-        colours: strength of random colours.
-        blur: probability of blur.
-    """
+    """Settings of SwAV. If the loss stays at log(prototypes), train longer, or lower `epsilon` or `colours`."""
 
     epochs: Count = 200
     batch_size: Annotated[int, Range(2)] = 128
     lr: Positive = 0.2
     weight_decay: NonNegative = 1e-6
-    final_lr: NonNegative = 1e-4
-    warmup: Natural = 0
-    prototypes: Annotated[int, Range(2)] = 500
-    projection: Count = 128
+    final_lr: NonNegative = 1e-4  # the rate at the end; it falls like a cosine
+    warmup: Natural = 0  # epochs over which the rate rises first
+    prototypes: Annotated[int, Range(2)] = 500  # their number; the paper has 3000 for 1000 classes
+    projection: Count = 128  # widths of the projection head
     hidden: Count = 512
-    epsilon: Positive = 0.05
+    epsilon: Positive = 0.05  # of `sinkhorn`, as iterations
     iterations: Count = 3
-    temperature: Positive = 0.1
-    frozen_prototypes: Natural = 1
+    temperature: Positive = 0.1  # of `swapped_loss`
+    frozen_prototypes: Natural = 1  # epochs before prototypes learn
+    # Earlier projections of each large view that join the assignment, for batches that are small compared with the
+    # number of prototypes; and the epoch from which on they do.
     queue: Natural = 0
     queue_from: Natural = 15
-    small_views: Natural = 4
-    small_pixels: Count | None = None
-    large: tuple[float, float] = (0.14, 1.0)
+    small_views: Natural = 4  # in addition to two large ones at the images' size
+    small_pixels: Count | None = None  # their size; by default 96/224 of the images'
+    large: tuple[float, float] = (0.14, 1.0)  # least and largest share of the area that a view covers
     small: tuple[float, float] = (0.05, 0.14)
-    colours: NonNegative = 1.0
-    blur: Share = 0.5
+    colours: NonNegative = 1.0  # strength of random colours
+    blur: Share = 0.5  # probability of blur
 
     def __post_init__(self) -> None:
         if self.warmup >= self.epochs:
@@ -109,20 +87,14 @@ class SwavSettings(Settings):
 
 
 class SwavHead(nn.Module):
-    """Map embeddings [N, features] to unit vectors z [N, projection] and their cosines with the prototypes [N, K].
-
-    >>> head = SwavHead(8, SwavSettings(prototypes=5, projection=4), torch.Generator().manual_seed(0))
-    >>> z, scores = head(torch.eye(8)[:6])
-    >>> z.norm(dim=1).round().tolist(), scores.shape
-    ([1.0, 1.0, 1.0, 1.0, 1.0, 1.0], torch.Size([6, 5]))
-    """
+    """Map embeddings [N, features] to unit vectors z [N, projection] and their cosines with the prototypes [N, K]."""
 
     def __init__(self, features: int, settings: SwavSettings, generator: torch.Generator) -> None:
         super().__init__()
         hidden, out = settings.hidden, settings.projection
         first, last = (
-            build(lambda i=i, o=o: nn.Linear(i, o), generator)  # type: ignore[misc]
-            for i, o in ((features, hidden), (hidden, out))
+            build(lambda: nn.Linear(features, hidden), generator),
+            build(lambda: nn.Linear(hidden, out), generator),
         )
         self.projection = nn.Sequential(first, nn.BatchNorm1d(hidden), nn.ReLU(), last)
         self.prototypes = nn.Parameter(torch.empty(settings.prototypes, out).normal_(generator=generator))
@@ -133,21 +105,16 @@ class SwavHead(nn.Module):
         return z, self.scores(z)
 
     def scores(self, z: Tensor) -> Tensor:
-        """Return the cosines [N, K] of unit vectors z [N, projection] with the prototypes."""
         return F.linear(z, self.prototypes)
 
     def normalise(self) -> None:
-        """Scale the prototypes to length 1."""
         with torch.no_grad():
             self.prototypes.copy_(F.normalize(self.prototypes, dim=1))
 
 
 @trainers.register("swav")
 class SwavTrainer(Trainer[SwavSettings]):
-    """Train the frozen and the plastic part by swapped prediction; the network's own head stays as it is.
-
-    There are no labels, so `rows` are ignored.
-    """
+    """Train by swapped prediction, without labels: `rows` are ignored, and the network's own head stays as it is."""
 
     settings_class = SwavSettings
 

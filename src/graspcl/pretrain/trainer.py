@@ -1,7 +1,7 @@
 """Pretraining: what happens to a network before the stream, and how it is resumed and stored.
 
-`pretrain` trains a network by one of the registered methods (`trainers`), from its checkpoint if there is one.
-`pretrain_once` also stores the result, so that the same training is done only once.
+A `Trainer` trains a network by one of the registered methods. `pretrain_once` stores checkpoints and the result, so
+that the same training is done only once.
 """
 
 from __future__ import annotations
@@ -33,16 +33,15 @@ from graspcl.registry import Registry
 from graspcl.state import drop_unfinished, load_state, save_state
 
 Int64s = NDArray[np.int64]
-Read = Callable[[Int64s], Tensor]
-"""Reads images: indices [n] -> uint8 [n, 3, H, W]."""
+Read = Callable[[Int64s], Tensor]  # reads images: indices [n] -> uint8 [n, 3, H, W]
 Part = Literal["all", "plastic"]
 
-_GIVEN = ("network", "read", "indices", "rows", "settings", "rng")
-trainers: Registry[Trainer[Any]] = Registry("pretraining", "graspcl.pretrain", given=_GIVEN)
-"""Methods of pretraining by name."""
+trainers: Registry[Trainer[Any]] = Registry(
+    "pretraining", "graspcl.pretrain", given=("network", "read", "indices", "rows", "settings", "rng")
+)
 
 
-def pretrain(
+def make_trainer(
     network: SplitNetwork,
     method: str,
     read: Read,
@@ -50,62 +49,32 @@ def pretrain(
     rows: ArrayLike | None = None,
     settings: Settings | None = None,
     rng: np.random.Generator | int = 0,
-    *,
-    checkpoint: Path | None = None,
-    restart: bool = False,
-    progress: Progress | None = None,
-) -> list[Epoch]:
-    """Train `network` before a stream and return the log of its epochs.
-
-    Afterwards the network is frozen as before and in eval mode. A resumed training ends with the same weights.
+) -> Trainer[Any]:
+    """Create the trainer of a network; its `run` trains it and returns the log of its epochs.
 
     Args:
-        network: the network to train.
+        network: the network to train. Afterwards it is frozen as before and in eval mode.
         method: "supervised", "swav" or another name of `trainers`.
         read: returns images, uint8 [n, 3, H, W], for indices [n].
         indices: the samples to train on [n].
         rows: the head's row of each sample [n], for methods with labels. The head grows to them.
         settings: `SupervisedSettings` or `SwavSettings`; by default the method's.
         rng: a generator or a seed; nothing else is random.
-        checkpoint: file to resume from if it exists, and to write after each epoch. It stays until you delete it.
-        restart: start again if the checkpoint is damaged or belongs to another training; by default an error.
-        progress: shows the progress; by default nothing does.
 
     >>> from graspcl.model import CosineHead
     >>> from graspcl.pretrain import SupervisedSettings
     >>> head = CosineHead(12, generator=torch.Generator().manual_seed(0), scale=10.0)
     >>> net = SplitNetwork(torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten(), head)
-    >>> black, white = torch.zeros(20, 3, 8, 8, dtype=torch.uint8), torch.full((20, 3, 8, 8), 255, dtype=torch.uint8)
-    >>> images, rows = torch.cat([black, white]), [0] * 20 + [1] * 20
+    >>> images = torch.tensor([0, 255], dtype=torch.uint8).repeat(20)[:, None, None, None].expand(40, 3, 8, 8)
     >>> settings = SupervisedSettings(epochs=20, batch_size=8, mix=0.0)
-    >>> log = pretrain(net, "supervised", lambda indices: images[indices], range(40), rows, settings)
-    >>> log[-1].accuracy
+    >>> trainer = make_trainer(net, "supervised", lambda indices: images[indices], range(40), [0, 1] * 20, settings)
+    >>> trainer.run()[-1].accuracy
     1.0
     """
-    progress = progress or Silent()
-    trainer = make_trainer(network, method, read, indices, rows, settings, rng)
-    epochs = trainer.settings.epochs
-    if checkpoint is not None and checkpoint.exists():
-        try:
-            state = load_state(checkpoint)
-            trainer.load_state_dict(state.get("trainer", state))  # where earlier versions stored it
-            progress.note(f"pretraining resumes after epoch {len(trainer.log)} of {epochs}")
-        except GraspError as error:
-            if not restart:
-                raise
-            progress.note(f"{error}; pretraining starts again")
-
-    def save(trainer: Trainer[Any]) -> None:
-        if checkpoint is None:
-            return
-        try:
-            save_state(checkpoint, trainer.state_dict())
-        except GraspError as error:
-            progress.note(f"{error}; if the training is stopped, this work is repeated")
-
-    left = (epochs - len(trainer.log)) * len(trainer.indices)
-    with progress.task(f"pretraining ({method}, {epochs} epochs)", left) as advance:
-        return trainer.run(save, advance)
+    expected = trainers.get(method).settings_class
+    if settings is not None and not isinstance(settings, expected):
+        raise GraspError(f"{method!r} takes {expected.__name__}, got {type(settings).__name__}")
+    return trainers.create(method, network, read, indices, rows, settings or expected(), rng)
 
 
 def pretrain_once(
@@ -121,8 +90,8 @@ def pretrain_once(
 ) -> dict[str, Any]:
     """Load the network pretrained in `folder`, or pretrain it there; the network ends up the same in both cases.
 
-    The folder must belong to this training alone, and no other process may use it meanwhile. The other parameters are
-    those of `pretrain`.
+    Each epoch is checkpointed, and a stopped training resumes. The folder must belong to this training alone, and no
+    other process may use it meanwhile. The other parameters are those of `make_trainer`.
 
     Returns:
         The method, and the log of its epochs.
@@ -140,10 +109,25 @@ def pretrain_once(
     drop_unfinished(folder)
     # The file contains weights alone, so the states of generators are kept as they were.
     states = {name: value.clone() for name, value in network.state_dict().items() if name.endswith(STATES)}
-    epochs = pretrain(
-        network, method, read, indices, rows, settings, rng, checkpoint=checkpoint, restart=True, progress=progress
-    )
-    log = {"method": method, "epochs": [vars(epoch) for epoch in epochs]}
+    trainer = make_trainer(network, method, read, indices, rows, settings, rng)
+    if checkpoint.exists():
+        try:
+            state = load_state(checkpoint)
+            trainer.load_state_dict(state.get("trainer", state))  # where earlier versions stored it
+            progress.note(f"pretraining resumes after epoch {len(trainer.log)} of {trainer.settings.epochs}")
+        except GraspError as error:
+            progress.note(f"{error}; pretraining starts again")
+
+    def save(trainer: Trainer[Any]) -> None:
+        try:
+            save_state(checkpoint, trainer.state_dict())
+        except GraspError as error:
+            progress.note(f"{error}; if the training is stopped, this work is repeated")
+
+    left = (trainer.settings.epochs - len(trainer.log)) * len(trainer.indices)
+    with progress.task(f"pretraining ({method}, {trainer.settings.epochs} epochs)", left) as advance:
+        trainer.run(save, advance)
+    log = {"method": method, "epochs": [vars(epoch) for epoch in trainer.log]}
     try:
         save_weights(network, file, settings=log)
         checkpoint.unlink(missing_ok=True)  # not earlier: until now, the training could resume from it
@@ -153,41 +137,17 @@ def pretrain_once(
     return log
 
 
-def make_trainer(
-    network: SplitNetwork,
-    method: str,
-    read: Read,
-    indices: ArrayLike,
-    rows: ArrayLike | None = None,
-    settings: Settings | None = None,
-    rng: np.random.Generator | int = 0,
-) -> Trainer[Any]:
-    """Create the trainer of a method; the parameters are those of `pretrain`."""
-    expected = trainers.get(method).settings_class
-    if settings is not None and not isinstance(settings, expected):
-        raise GraspError(f"{method!r} takes {expected.__name__}, got {type(settings).__name__}")
-    return trainers.create(method, network, read, indices, rows, settings or expected(), rng)
-
-
 @checked
 @dataclass(frozen=True)
 class Settings:
-    """Settings of every method.
+    """Settings of every method."""
 
-    Args:
-        epochs: passes over the samples.
-        batch_size: images per update.
-        lr: learning rate.
-        momentum, weight_decay: of SGD.
-        part: what learns, "all" or "plastic".
-    """
-
-    epochs: Count = 50
-    batch_size: Annotated[int, Range(2)] = 256
+    epochs: Count = 50  # passes over the samples
+    batch_size: Annotated[int, Range(2)] = 256  # images per update
     lr: Positive = 0.2
     momentum: Annotated[float, Range(0, 1, below=True)] = 0.9
     weight_decay: NonNegative = 1e-5
-    part: Part = "all"
+    part: Part = "all"  # what learns
 
 
 @dataclass(frozen=True)
@@ -205,11 +165,10 @@ S = TypeVar("S", bound=Settings)
 
 
 class Trainer(ABC, Generic[S]):
-    """Base class of all methods: trains a network one epoch after the other.
+    """Base class of all methods: trains a network one epoch after the other. Parameters are those of `make_trainer`.
 
-    Between epochs the frozen part is frozen and the network is in eval mode. `state_dict` contains all that is needed
-    to resume exactly, in a trainer created in the same way. `log` has one `Epoch` for each finished one. The parameters
-    are those of `pretrain`.
+    Between epochs the frozen part is frozen and the network is in eval mode. `log` has one `Epoch` for each finished
+    one. `state_dict` contains all that is needed to resume exactly, in a trainer created in the same way.
     """
 
     settings_class: ClassVar[type[Settings]] = Settings
@@ -240,10 +199,7 @@ class Trainer(ABC, Generic[S]):
 
     @abstractmethod
     def step(self, images: Tensor, positions: Int64s) -> tuple[Tensor, Tensor]:
-        """Return the loss of a batch, and counts that `summary` gets.
-
-        The batch is images [n, 3, H, W] of `indices[positions]`.
-        """
+        """Return the loss of a batch, images [n, 3, H, W] of `indices[positions]`, and counts that `summary` gets."""
 
     @abstractmethod
     def summary(self, counts: Tensor) -> dict[str, Any]:
@@ -258,18 +214,11 @@ class Trainer(ABC, Generic[S]):
         self.scaler.step(self.optimizer)
         self.scaler.update()
 
-    @property
-    def done(self) -> bool:
-        """True when all epochs are finished."""
-        return len(self.log) >= self.settings.epochs
-
     def run(
-        self,
-        on_epoch: Callable[[Trainer[S]], None] | None = None,
-        on_batch: Callable[[int], None] | None = None,
+        self, on_epoch: Callable[[Trainer[S]], None] | None = None, on_batch: Callable[[int], None] | None = None
     ) -> list[Epoch]:
         """Train to the last epoch. `on_epoch` gets this trainer, `on_batch` the number of samples of a batch."""
-        while not self.done:
+        while len(self.log) < self.settings.epochs:
             with learning(self.network, self.settings.part):
                 self.log.append(self._epoch(on_batch or (lambda number: None)))
             if on_epoch is not None:
@@ -281,11 +230,11 @@ class Trainer(ABC, Generic[S]):
         # BatchNorm has no variance over one sample, so a batch may have one sample more than batch_size.
         parts = max(1, min(math.ceil(number / self.settings.batch_size), number // 2))
         batches = np.array_split(self.rng.permutation(number), parts)
-        losses: list[Tensor] = []
-        counts: list[Tensor] = []
+        losses, counts = [], []
         for step, (positions, images) in enumerate(self._images(batches)):
+            lr = self.rate(len(self.log) + step / len(batches))
             for group in self.optimizer.param_groups:
-                group["lr"] = self.rate(len(self.log) + step / len(batches))
+                group["lr"] = lr
             loss, count = self.step(images.to(self.device), positions)
             self.optimizer.zero_grad(set_to_none=True)
             self.scaler.scale(loss).backward()
@@ -295,9 +244,8 @@ class Trainer(ABC, Generic[S]):
             on_batch(len(positions))
         mean = float(torch.stack(losses).sum()) / number
         if not math.isfinite(mean):
-            epoch, lr = len(self.log) + 1, self.settings.lr
-            raise GraspError(f"the loss became {mean} in epoch {epoch}; lower the learning rate ({lr})")
-        lr = float(self.optimizer.param_groups[0]["lr"])
+            epoch, peak = len(self.log) + 1, self.settings.lr
+            raise GraspError(f"the loss became {mean} in epoch {epoch}; lower the learning rate ({peak})")
         return Epoch(mean, lr, time.perf_counter() - start, **self.summary(torch.stack(counts).sum(0)))
 
     def _images(self, batches: list[Int64s]) -> Iterator[tuple[Int64s, Tensor]]:
@@ -311,7 +259,6 @@ class Trainer(ABC, Generic[S]):
                 yield batch, images
 
     def sgd(self, parameters: Iterator[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        """Create the optimiser of `parameters`."""
         s = self.settings
         return torch.optim.SGD(parameters, lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay)
 
@@ -325,12 +272,14 @@ class Trainer(ABC, Generic[S]):
         """Return numbers that identify the samples."""
         return [len(self.indices), zlib.crc32(self.indices.tobytes())]
 
+    def _identity(self) -> dict[str, Any]:
+        settings = {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self.settings).items()}
+        return {"kind": type(self).__name__, "settings": settings, "samples": self.fingerprint()}
+
     def state_dict(self) -> dict[str, Any]:
         """Return all that changes in training, as of the last finished epoch."""
         return {
-            "kind": type(self).__name__,
-            "settings": asdict(self.settings),
-            "samples": self.fingerprint(),
+            **self._identity(),
             "log": [asdict(epoch) for epoch in self.log],
             "network": copy.deepcopy(self.network.state_dict()),
             "optimizer": copy.deepcopy(self.optimizer.state_dict()),
@@ -340,16 +289,14 @@ class Trainer(ABC, Generic[S]):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a state of `state_dict`; settings and samples must be the same."""
-        if not {"kind", "settings", "samples"} <= state.keys():
+        if not self._identity().keys() <= state.keys():
             raise GraspError("this is not a checkpoint of pretraining")
-        own = {"kind": type(self).__name__, **_with_lists(asdict(self.settings))}
-        saved = {"kind": state["kind"], **_with_lists(state["settings"])}
+        own, saved = ({"kind": each["kind"], **each["settings"]} for each in (self._identity(), state))
         if changed := [f"{key} was {saved.get(key)}, is {own[key]}" for key in own if saved.get(key) != own[key]]:
             raise GraspError(f"this pretraining was started with other settings: {'; '.join(changed)}")
         if list(state["samples"]) != self.fingerprint():
-            raise GraspError(
-                f"this pretraining was started on other samples or classes ({state['samples'][0]} samples)"
-            )
+            number = state["samples"][0]
+            raise GraspError(f"this pretraining was started on other samples or classes ({number} samples)")
         self.network.load_state_dict(state["network"])
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         if state["scaler"]:
@@ -358,23 +305,9 @@ class Trainer(ABC, Generic[S]):
         self.log = [Epoch(**epoch) for epoch in state["log"]]
 
 
-def _with_lists(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings with lists instead of tuples, as files store them."""
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()}
-
-
 @contextlib.contextmanager
 def learning(network: SplitNetwork, part: Part = "all") -> Iterator[None]:
-    """Put all of `network`, or its plastic part, into train mode with gradients; restore it afterwards in eval mode.
-
-    >>> from graspcl.model import vector_network
-    >>> net = vector_network(4, generator=torch.Generator().manual_seed(0))
-    >>> with learning(net):
-    ...     net.frozen.training
-    True
-    >>> net.frozen.training, net.plastic.training
-    (False, False)
-    """
+    """Put all of `network`, or its plastic part, into train mode with gradients; restore it afterwards in eval mode."""
     before = {parameter: parameter.requires_grad for parameter in network.parameters()}
     network.train()
     if part == "all":

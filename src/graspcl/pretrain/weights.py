@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import pickle
 from collections.abc import Mapping
@@ -15,15 +14,16 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from graspcl.codec import Codec
+from graspcl.codec import Codec, codecs
 from graspcl.errors import GraspError
 from graspcl.model import SplitNetwork
 from graspcl.state import write_whole
 
 Names = tuple[str, ...]
+Tensors = Mapping[str, Tensor]
 
-CODEC = "codec."  # what the names of a codec's tensors start with
 STATES = ("_extra_state", "num_batches_tracked")  # generators and counters, which are not part of a weights file
+_CODEC = "codec."  # what the names of a codec's tensors start with
 _KEY = "graspcl"  # of the JSON in a safetensors header
 # Where training programs put the state dict within what they save.
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "network")
@@ -33,20 +33,14 @@ _WRAPPERS = ("state_dict", "model_state_dict", "model", "network")
 class LoadReport:
     """Which tensors of a file were loaded into a network. As text, it is one sentence."""
 
-    loaded: tuple[str, ...]
-    """Names in the network."""
-    missing: tuple[str, ...] = ()
-    """Tensors of the network that are not in the file."""
-    unexpected: tuple[str, ...] = ()
-    """Tensors of the file that are not in the network, or have another shape there."""
-    head: str = ""
-    """Why the head was not loaded, if it was not."""
+    loaded: tuple[str, ...]  # names in the network
+    missing: tuple[str, ...] = ()  # tensors of the network that are not in the file
+    unexpected: tuple[str, ...] = ()  # tensors of the file that are not in the network, or have another shape there
+    head: str = ""  # why the head was not loaded, if it was not
 
     def __str__(self) -> str:
-        parts = [f"{len(self.loaded)} tensors loaded"]
-        parts += [f"{len(self.missing)} missing ({_few(self.missing)})"] if self.missing else []
-        parts += [f"{len(self.unexpected)} not used ({_few(self.unexpected)})"] if self.unexpected else []
-        return "; ".join([*parts, *([self.head] if self.head else [])])
+        counts = _counted({"missing": self.missing, "not used": self.unexpected})
+        return "; ".join(filter(None, [f"{len(self.loaded)} tensors loaded", *counts, self.head]))
 
 
 def load_weights(
@@ -56,24 +50,17 @@ def load_weights(
     part: Literal["network", "body"] = "network",
     prefix: str = "",
     strict: bool = True,
-    resize_head: bool = False,
 ) -> LoadReport:
     """Load the weights at `path` into `network`: a safetensors file, or a state dict saved by torch.
 
     Tensors are matched by name. In the body, the leading "frozen." or "plastic." is ignored. So a file also fits the
     network's veridical form, and a network split elsewhere if its layers are the same on both sides, as in
-    efficientnet_lite0. After an error the network is unchanged.
+    efficientnet_lite0. A head with another number of rows is not loaded. After an error the network is unchanged.
 
     Args:
-        network: the network to load into.
-        path: the file.
         part: "body" leaves the head as it is.
         prefix: removed from the file's names, for example "module.".
         strict: raise an error for missing or unexpected tensors; else only report them.
-        resize_head: load a head with another number of rows; else it stays as it is.
-
-    Returns:
-        A report of what was loaded.
 
     >>> import tempfile
     >>> from graspcl.model import vector_network
@@ -85,17 +72,22 @@ def load_weights(
     """
     given = {name.removeprefix(prefix): value for name, value in read_weights(path).items()}
     own = {name: value for name, value in network.state_dict().items() if not name.endswith(STATES)}
-    head = "" if part == "network" else "the head was not loaded"
-    rows = given.get("head.weight")
-    if not head and rows is not None and len(rows) != network.head.classes and not resize_head:
+    rows, head = given.get("head.weight"), ""
+    if part == "body":
+        head = "the head was not loaded"
+    elif rows is not None and len(rows) != network.head.classes:
         head = f"the head was not loaded: it has {network.head.classes} rows, the file's {len(rows)}"
     if head:
-        own, given = _without_head(own), _without_head(given)
-    matched, missing, unexpected = _match(own, given, resize_head)
+        own, given = (
+            {name: value for name, value in tensors.items() if not name.startswith("head.")} for tensors in (own, given)
+        )
+    matched, missing, unexpected = _match(own, given)
+    hint = _hint(given, own, prefix)
     if not matched:
-        raise GraspError(f"{path} has none of the network's tensors{_hint(given, own, prefix)}")
+        raise GraspError(f"{path} has none of the network's tensors{hint}")
     if strict and (missing or unexpected):
-        raise GraspError(_mismatch(path, missing, unexpected) + _hint(given, own, prefix))
+        counts = " and ".join(_counted({"tensors are missing": missing, "do not fit": unexpected}))
+        raise GraspError(f"{path} does not fit the network: {counts}; strict=False loads what fits{hint}")
     network.load_state_dict({**network.state_dict(), **matched})
     return LoadReport(tuple(matched), missing, unexpected, head)
 
@@ -107,14 +99,11 @@ def save_weights(
     tensors = {name: value for name, value in network.state_dict().items() if not name.endswith(STATES)}
     header: dict[str, Any] = {"settings": dict(settings or {})}
     if codec is not None:
-        tensors |= {CODEC + name: torch.as_tensor(value) for name, value in codec.state_dict().items()}
-        header["codec"] = {"name": codec.name, **_parameters(codec)}
-    content = save(
-        {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}, {_KEY: json.dumps(header)}
-    )
-    path = Path(path)
+        tensors |= {_CODEC + name: torch.as_tensor(value) for name, value in codec.state_dict().items()}
+        header["codec"] = {"name": codec.name, **{key: getattr(codec, key) for key in codecs.parameters(codec.name)}}
+    tensors = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
     try:
-        write_whole(path, lambda file: file.write(content))
+        write_whole(Path(path), lambda file: file.write(save(tensors, {_KEY: json.dumps(header)})))
     except OSError as error:
         raise GraspError(f"the weights cannot be written to {path}: {error.strerror}") from error
 
@@ -122,10 +111,21 @@ def save_weights(
 def read_header(path: str | Path) -> dict[str, Any]:
     """Return what `save_weights` stored with the tensors: `settings`, and `codec` if there is one."""
     try:
-        header: dict[str, Any] = json.loads(read_safetensors(Path(path))[1][_KEY])
+        header: dict[str, Any] = json.loads(_read_safetensors(path)[1][_KEY])
     except (KeyError, ValueError) as error:
         raise GraspError(f"{path} was not written by graspcl: it has no settings in its header") from error
     return header
+
+
+def load_codec(path: str | Path) -> Codec | None:
+    """Return the trained codec that `save_weights` stored with a network, or None if there is none."""
+    parameters = read_header(path).get("codec")
+    if parameters is None:
+        return None
+    codec = codecs.create(**parameters)
+    tensors, _ = _read_safetensors(path)
+    codec.load_state_dict({n.removeprefix(_CODEC): value for n, value in tensors.items() if n.startswith(_CODEC)})
+    return codec
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
@@ -137,15 +137,14 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     except OSError as error:
         raise GraspError(f"the weights {path} cannot be read: {error.strerror}") from error
     if start[8:9] == b"{":
-        tensors, _ = read_safetensors(path)
-        return {name: value for name, value in tensors.items() if not name.startswith(CODEC)}
+        tensors, _ = _read_safetensors(path)
+        return {name: value for name, value in tensors.items() if not name.startswith(_CODEC)}
     if start.startswith((b"PK", b"\x80")):
         return _read_torch(path)
     raise GraspError(f"{path} contains no weights: it is neither a safetensors file nor a state dict saved by torch")
 
 
-def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors and the metadata of a safetensors file."""
+def _read_safetensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
@@ -162,9 +161,8 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
             "Save the state dict alone: torch.save(network.state_dict(), path)"
         ) from error
     except Exception as error:  # of many kinds, depending on where the file breaks off
-        raise GraspError(
-            f"the weights {path} are damaged: {(str(error).splitlines() or [type(error).__name__])[0]}"
-        ) from error
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise GraspError(f"the weights {path} are damaged: {reason}") from error
     for wrapper in _WRAPPERS:
         if isinstance(state, dict) and isinstance(state.get(wrapper), dict):
             state = state[wrapper]
@@ -173,25 +171,20 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
     return {str(name): value for name, value in state.items() if isinstance(value, Tensor)}
 
 
-def _match(
-    own: Mapping[str, Tensor], given: Mapping[str, Tensor], resize_head: bool
-) -> tuple[dict[str, Tensor], Names, Names]:
+def _match(own: Tensors, given: Tensors) -> tuple[dict[str, Tensor], Names, Names]:
     """Return the given tensors under the network's names, what is missing, and what does not fit."""
     by_body = {_body_name(name): name for name in own}
-    rows = ("head.weight", "head.bias") if resize_head and {"head.weight", "head.bias"} <= given.keys() else ()
-    matched, wrong, unexpected = {}, set(), []
+    matched, missing, unexpected = {}, dict.fromkeys(own), []
     for name, value in given.items():
         target = name if name in own else by_body.get(_body_name(name), "")
-        if target and (
-            own[target].shape == value.shape or (target in rows and own[target].shape[1:] == value.shape[1:])
-        ):
+        missing.pop(target, None)
+        if target and own[target].shape == value.shape:
             matched[target] = value
         elif target:
-            wrong.add(target)
             unexpected.append(f"{name} {list(value.shape)} instead of {list(own[target].shape)}")
         elif not name.endswith(STATES):
             unexpected.append(name)
-    return matched, tuple(name for name in own if name not in matched and name not in wrong), tuple(unexpected)
+    return matched, tuple(missing), tuple(unexpected)
 
 
 def _body_name(name: str) -> str:
@@ -201,22 +194,7 @@ def _body_name(name: str) -> str:
     return name if bare.partition(".")[0].isdecimal() else bare
 
 
-def _without_head(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value for name, value in tensors.items() if not name.startswith("head.")}
-
-
-def _parameters(codec: Codec) -> dict[str, Any]:
-    fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(codec) if dataclasses.is_dataclass(codec) else ()
-    return {field.name: getattr(codec, field.name) for field in fields if field.init}
-
-
-def _mismatch(path: str | Path, missing: Names, unexpected: Names) -> str:
-    parts = [f"it lacks {len(missing)} tensors ({_few(missing)})"] if missing else []
-    parts += [f"it has {len(unexpected)} that do not fit ({_few(unexpected)})"] if unexpected else []
-    return f"{path} does not fit the network: {' and '.join(parts)}; strict=False loads what fits"
-
-
-def _hint(given: Mapping[str, Tensor], own: Mapping[str, Tensor], prefix: str) -> str:
+def _hint(given: Tensors, own: Tensors, prefix: str) -> str:
     """Suggest a prefix that all names of the file share and the network's do not."""
     shared = next(iter(given), "").partition(".")[0] + "."
     if all(name.startswith(shared) for name in given) and not any(name.startswith(shared) for name in own):
@@ -224,5 +202,7 @@ def _hint(given: Mapping[str, Tensor], own: Mapping[str, Tensor], prefix: str) -
     return ""
 
 
-def _few(names: Names) -> str:
-    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+def _counted(kinds: Mapping[str, Names]) -> list[str]:
+    """Return the number and the first names of each kind that has some."""
+    few = {kind: ", ".join(names[:3]) + ", …" * (len(names) > 3) for kind, names in kinds.items()}
+    return [f"{len(names)} {kind} ({few[kind]})" for kind, names in kinds.items() if names]
