@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from graspcl.buffer.capacity import METADATA_BYTES, Bound
+from graspcl.buffer.capacity import METADATA_BYTES, capacity_in_samples, parse_bytes
 from graspcl.buffer.class_index import ClassIndex
 from graspcl.buffer.columns import (
     Columns,
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from graspcl.codec import Codec
 
+Values: TypeAlias = Mapping[str, Any]  # of columns, by name
 Codes: TypeAlias = "torch.Tensor | Array"  # objects, if the codec is ragged
 
 # Kept of every sample beside its code and the user's columns.
@@ -82,8 +83,12 @@ class Buffer:
         self.seen = 0  # samples offered so far, kept or not
         self.since = 0  # samples offered before this count are old
         self.incoming: dict[str, Array] = {}  # the batch's column values during an insertion, for maintenance rules
+        self.unbounded = capacity is None
+        self._given = capacity
+        self._limit = parse_bytes(capacity) if isinstance(capacity, str) else None  # in bytes
+        # Number of samples that fit. If given in bytes, it is known from the first insertion on.
+        self.capacity = None if isinstance(capacity, str) else capacity_in_samples(capacity, 0, 0)
         self._ragged = codec is not None and codec.ragged
-        self._bound = Bound(capacity)
         self._rng = np.random.default_rng(rng)
         self._count = 0
         self._shape: tuple[int, ...] | None = None  # of one code, known from the first insertion on
@@ -100,24 +105,27 @@ class Buffer:
 
     def __getitem__(self, column: str) -> Array:
         """Return a named column [n, …], a view that may be written to."""
-        if column not in self._storage and column not in {**self.columns, **OWN}:
-            raise GraspError(f"the buffer has no column {column!r}; {nearest(column, [*self.columns, 'codes', *OWN])}")
-        return self._view(column)
+        if column in self._storage:
+            return self._storage[column][: self._count]
+        if column not in self._declared:
+            raise GraspError(f"the buffer has no column {column!r}; {nearest(column, [*self._declared, 'codes'])}")
+        shape, dtype = self._declared[column]
+        return np.empty((0, *shape), dtype)
 
     @property
     def labels(self) -> Array:
         """Class of each stored sample [n], int32, a view."""
-        return self._view("labels")
+        return self["labels"]
 
     @property
     def ids(self) -> Array:
         """The user's number of each stored sample [n], int64, a view."""
-        return self._view("ids")
+        return self["ids"]
 
     @property
     def births(self) -> Array:
         """When each stored sample arrived, counted in samples offered [n], int64, a view."""
-        return self._view("births")
+        return self["births"]
 
     @property
     def new(self) -> Array:
@@ -143,19 +151,9 @@ class Buffer:
         return self.index.slots_of(label)
 
     @property
-    def capacity(self) -> int | None:
-        """Number of samples that fit. If given in bytes, it is known from the first insertion on."""
-        return self._bound.samples
-
-    @property
-    def unbounded(self) -> bool:
-        """Whether everything is kept."""
-        return self._bound.given is None
-
-    @property
     def nbytes(self) -> int:
         """Bytes that count against the capacity: codes, columns and metadata of what is stored, and the codec."""
-        lengths = int(self._view("lengths").sum()) if self._ragged else 0
+        lengths = int(self["lengths"].sum()) if self._ragged else 0
         return self._tables + lengths + (self._count * (self._sample_bytes + METADATA_BYTES) if self._count else 0)
 
     def fetch(self, slots: Any, device: torch.device | str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
@@ -168,25 +166,22 @@ class Buffer:
         if len(slots) and (int(slots.min()) < 0 or int(slots.max()) >= self._count):
             raise GraspError(f"slots must be in 0 … {self._count - 1}, got {int(slots.min())} … {int(slots.max())}")
         labels = torch.from_numpy(self._storage["labels"]).index_select(0, slots).to(device, torch.int64)
-        if self._ragged:
-            return self.decode(self._storage["codes"][slots.numpy()], device), labels
-        return self.decode(torch.from_numpy(self._storage["codes"]).index_select(0, slots), device), labels
+        codes = self._storage["codes"]
+        chosen = codes[slots.numpy()] if self._ragged else torch.from_numpy(codes).index_select(0, slots)
+        return self.decode(chosen, device), labels
 
     def encode(self, inputs: Any) -> Codes:
         """Return the codes [n, …] of inputs [n, …], as they would be stored."""
-        if self.codec is not None and self._ragged:
-            return self.codec.encode(inputs)  # type: ignore[no-any-return]
-        tensor = finite_tensor(inputs)
-        return tensor.detach().cpu() if self.codec is None else self.codec.encode(tensor)
+        inputs = inputs if self._ragged else finite_tensor(inputs)
+        return inputs.detach().cpu() if self.codec is None else self.codec.encode(inputs)  # type: ignore[no-any-return]
 
     def decode(self, codes: Codes, device: torch.device | str = "cpu") -> torch.Tensor:
         """Return the inputs [n, …] of codes [n, …] on the device. Tensor codes are decoded there."""
         import torch
 
-        if self.codec is not None and self._ragged:
-            return self.codec.decode(codes).to(device, non_blocking=True)
-        codes = torch.as_tensor(codes).to(device, non_blocking=True)
-        return codes if self.codec is None else self.codec.decode(codes)
+        codes = codes if self._ragged else torch.as_tensor(codes).to(device, non_blocking=True)
+        inputs = torch.as_tensor(codes) if self.codec is None else self.codec.decode(codes)
+        return inputs.to(device, non_blocking=True)
 
     def draw_seed(self) -> int:
         """Draw a seed from the buffer's own generator, for callers without a generator."""
@@ -198,7 +193,7 @@ class Buffer:
         self,
         inputs: Any,
         labels: Any,
-        ids: Any | None = None,
+        ids: Any = None,
         columns: Mapping[str, Any] | None = None,
         overflow: bool = False,
     ) -> Placed:
@@ -214,12 +209,7 @@ class Buffer:
         return self.insert_codes(self.encode(inputs), labels, ids, columns, overflow)
 
     def insert_codes(
-        self,
-        codes: Any,
-        labels: Any,
-        ids: Any | None = None,
-        columns: Mapping[str, Any] | None = None,
-        overflow: bool = False,
+        self, codes: Any, labels: Any, ids: Any = None, columns: Values | None = None, overflow: bool = False
     ) -> Placed:
         """As `insert`, for a batch that is already encoded (`encode`)."""
         labels = label_array(labels)
@@ -234,19 +224,20 @@ class Buffer:
         if self.codec is not None and self._ragged:
             extra["lengths"] = self.codec.lengths(codes)
         self._make_room(codes, extra.get("lengths"), overflow)
-        before, held, self.incoming = self.seen, self._count, extra
+        births, held, self.incoming = self.seen + np.arange(len(labels)), self._count, extra
         self.maintenance.arriving(self, labels, self._rng)
         append = overflow or self._by_length
         slots = self.append(labels) if append else last_owner(self.maintenance.place(self, labels, self._rng))
-        self.seen, self._overfull, self.incoming = before + len(labels), overflow, {}
+        self.seen, self._overfull, self.incoming = int(births[-1]) + 1, overflow, {}
         kept = slots >= 0
-        values = {"codes": codes, "labels": labels, "ids": ids, "births": before + np.arange(len(labels)), **extra}
-        for name, value in values.items():
-            self._storage[name][slots[kept]] = value[kept] if not kept.all() else value
-        if overflow or not self._by_length:
-            return Placed(slots, np.sort(slots[(slots >= 0) & (slots < held)]))
-        gone = self._shrink()
-        return Placed(_positions(self.births, before + np.arange(len(labels))), gone[gone < held])
+        for name, value in {"codes": codes, "labels": labels, "ids": ids, "births": births, **extra}.items():
+            self._storage[name][slots[kept]] = value if kept.all() else value[kept]
+        gone = slots
+        if self._by_length and not overflow:
+            gone, slots = self._shrink(), np.full(len(labels), -1)
+            _, where, which = np.intersect1d(self.births, births, assume_unique=True, return_indices=True)
+            slots[which] = where
+        return Placed(slots, np.sort(gone[(gone >= 0) & (gone < held)]))
 
     def compress(self) -> Array:
         """Shrink an overfull buffer to its capacity; return the former slots of the samples that were evicted.
@@ -306,14 +297,15 @@ class Buffer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that decides what the buffer holds and will do: arrays, numbers and strings only."""
+        packed = "codes" if self._ragged else None
         return {
             "count": self._count,
             "seen": self.seen,
             "since": self.since,
             "overfull": self._overfull,
-            "capacity": self._bound.samples,
+            "capacity": self.capacity,
             "shape": None if self._shape is None else list(self._shape),
-            "columns": {name: self._saved(name) for name in self._storage},
+            "columns": {name: pack(self[name]) if name == packed else np.array(self[name]) for name in self._storage},
             "index": self.index.state_dict(),
             "maintenance": self.maintenance.state_dict(),
             "codec": None if self.codec is None else self.codec.state_dict(),
@@ -336,7 +328,7 @@ class Buffer:
         self._storage = storage
         self._count, self.seen, self._overfull = int(state["count"]), int(state["seen"]), bool(state["overfull"])
         self.since = int(state.get("since", 0))  # states of earlier versions have it in the learner
-        self._bound.samples = state["capacity"]
+        self.capacity = state["capacity"]
         self._shape = None if state["shape"] is None else tuple(state["shape"])
         self.index.load_state_dict(state["index"])
         self.maintenance.load_state_dict(state["maintenance"])
@@ -376,43 +368,35 @@ class Buffer:
                 f"{folder} already holds arrays; give the buffer an empty folder (to keep one, save its state_dict())"
             )
 
-    def _view(self, name: str) -> Array:
-        if name not in self._storage:
-            shape, dtype = self._declared[name]
-            return np.empty((0, *shape), dtype)
-        return self._storage[name][: self._count]
-
-    def _saved(self, name: str) -> Any:
-        column = self._storage[name][: self._count]
-        return pack(column) if self._ragged and name == "codes" else np.array(column)
-
     def _make_room(self, codes: Array, lengths: Array | None, overflow: bool) -> None:
         """Make room for a batch. The first one shows how large a sample is, and so how many fit."""
         if self._shape is None:
             declared = {"codes": (codes.shape[1:], codes.dtype), **self._declared}
             self._storage = Storage(self._storage.folder, {n: np.empty((0, *s), t) for n, (s, t) in declared.items()})
-        if lengths is not None:  # each sample must fit alone, and as many fit as have the mean length
-            self._bound.settle(self._sample_bytes + int(lengths.max()), self._tables)
-            every = np.concatenate([self._view("lengths"), lengths])
-            self._bound.settle(self._sample_bytes + int(np.ceil(every.mean())), self._tables)
+        if lengths is not None:
+            self._fitting(int(lengths.max()))  # each sample must fit alone, and as many fit as have the mean length
+            self.capacity = self._fitting(int(np.ceil(np.concatenate([self["lengths"], lengths]).mean())))
         elif self._shape is None:
-            self._bound.settle(self._sample_bytes, self._tables)
+            self.capacity = self._fitting(0)
         if self.capacity is None or overflow or self._by_length:
             self._storage.reserve(self._count + len(codes))
         else:
             self._storage.reserve(self.capacity, exactly=True)
         self._shape = codes.shape[1:]
 
+    def _fitting(self, length: int) -> int | None:
+        return capacity_in_samples(self._given, self._sample_bytes + length, self._tables)
+
     @property
     def _by_length(self) -> bool:
         """Whether the number of samples that fit depends on their lengths: all enter first, then the rule evicts."""
-        return self._ragged and self._bound.nbytes is not None
+        return self._ragged and self._limit is not None
 
     def _excess(self) -> int:
         """Number of samples over the capacity; if lengths differ, as if all had the mean length."""
         if not self._by_length or not self._count:
             return 0 if self.capacity is None else max(0, self._count - self.capacity)
-        over = self.nbytes - (self._bound.nbytes or 0)
+        over = self.nbytes - (self._limit or 0)
         return max(0, min(self._count - 1, -(-over * self._count // (self.nbytes - self._tables))))
 
     def _shrink(self) -> Array:
@@ -423,7 +407,7 @@ class Buffer:
             if not (excess := self._excess()):  # different lengths may take several rounds
                 break
         self.maintenance.renumbered(self)
-        return np.flatnonzero(_positions(self.births, before) < 0)
+        return np.flatnonzero(~np.isin(before, self.births))
 
     def _close_gaps(self, gone: Array) -> None:
         left = self._count - len(gone)
@@ -437,12 +421,3 @@ class Buffer:
         if self._ragged and self._count:
             self._storage["codes"][left : self._count] = None  # release the memory of evicted codes
         self._count = left
-
-
-def _positions(births: Array, wanted: Array) -> Array:
-    """Position of each of `wanted` [m] in `births` [n], whose values are all different; -1 if it is missing."""
-    if not len(births):
-        return np.full(len(wanted), -1)
-    order = np.argsort(births)
-    place = order[np.searchsorted(births, wanted, sorter=order).clip(max=len(births) - 1)]
-    return np.where(births[place] == wanted, place, -1)

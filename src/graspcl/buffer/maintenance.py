@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 rules: Registry[Maintenance] = Registry("maintenance", "graspcl.buffer")
 
 
+@dataclass
 class Maintenance:
     """A rule that keeps a buffer within its capacity. A subclass must define `replace` and `shrink`.
 
@@ -93,9 +94,7 @@ class Maintenance:
         """Return the slot of each newcomer in turn [n], or -1 if it is not kept. Free slots are taken first."""
         room = len(labels) if buffer.capacity is None else max(0, buffer.capacity - len(buffer))
         slots = buffer.append(labels[:room])
-        if room >= len(labels):
-            return slots
-        return np.concatenate([slots, self.replace(buffer, labels[room:], rng)])
+        return np.concatenate([slots, self.replace(buffer, labels[room:], rng)]) if len(labels) > room else slots
 
     def replace(self, buffer: Buffer, labels: Array, rng: np.random.Generator) -> Array:
         """As `place`, for a full buffer: overwrite slots with `buffer.overwrite` and return them."""
@@ -110,8 +109,8 @@ class Maintenance:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the rule remembers between calls: its fields with `init=False`, without leading underscores."""
-        fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(self) if dataclasses.is_dataclass(self) else ()
-        return {f.name.lstrip("_"): copy.deepcopy(getattr(self, f.name)) for f in fields if not f.init}
+        remembered = [field.name for field in dataclasses.fields(self) if not field.init]
+        return {name.lstrip("_"): copy.deepcopy(getattr(self, name)) for name in remembered}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state from `state_dict`."""
@@ -171,7 +170,6 @@ def last_owner(slots: Array) -> Array:
 
 
 @rules.register("largest_class")
-@dataclass
 class LargestClassRule(Maintenance):
     """The paper's rule (section 3): evict a random sample of the largest class; ties are broken uniformly."""
 
@@ -183,17 +181,15 @@ class LargestClassRule(Maintenance):
 
 
 @rules.register("reservoir")
-@dataclass
 class ReservoirRule(Maintenance):
     """Vitter's algorithm R: the buffer is always a uniform sample, without replacement, of everything seen."""
 
     def replace(self, buffer: Buffer, labels: Array, rng: np.random.Generator) -> Array:
         seen = buffer.seen + 1 + np.arange(len(labels))  # counting the sample itself
         slots = (rng.random(len(labels)) * seen).astype(np.int64)
-        slots[slots >= len(buffer)] = -1
-        kept = slots >= 0
+        kept = slots < len(buffer)
         buffer.overwrite(slots[kept], labels[kept])
-        return slots
+        return np.where(kept, slots, -1)
 
     def shrink(self, buffer: Buffer, excess: int, rng: np.random.Generator) -> Array:
         # The last `excess` arrivals were all kept. In a uniform sample of everything seen, their number would be
@@ -217,14 +213,15 @@ class FifoRule(Maintenance):
 
     def replace(self, buffer: Buffer, labels: Array, rng: np.random.Generator) -> Array:
         turn = (self._head + np.arange(len(labels))) % len(buffer)
+        if 0 < len(self._queue) < len(buffer):  # samples were removed, and later ones took new slots at the end
+            self._queue = np.append(self._queue, np.arange(len(self._queue), len(buffer), dtype=np.int32))
         slots = self._queue[turn].astype(np.int64) if len(self._queue) else turn
         self._head = (self._head + len(labels)) % len(buffer)
         buffer.overwrite(slots, labels)
         return slots
 
     def shrink(self, buffer: Buffer, excess: int, rng: np.random.Generator) -> Array:
-        gone = np.argsort(buffer.births, kind="stable")[:excess]
-        return buffer.discard(gone)
+        return buffer.discard(np.argsort(buffer.births, kind="stable")[:excess])
 
     def renumbered(self, buffer: Buffer) -> None:
         queue = np.argsort(buffer.births, kind="stable").astype(np.int32)
