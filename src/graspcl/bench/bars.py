@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 import numpy as np
 import torch
@@ -36,9 +35,7 @@ class Bar:
     @property
     def ok(self) -> bool:
         """Whether the bar is met. Without a bar the value is for information."""
-        if self.bar is None:
-            return True
-        return self.value >= self.bar if self.at_least else self.value <= self.bar
+        return self.bar is None or (self.value >= self.bar if self.at_least else self.value <= self.bar)
 
     def line(self) -> str:
         """Return one line to print.
@@ -126,14 +123,19 @@ def decode(runs: int = 15, batch: int = 128, side: int = 14, channels: int = 80)
     latents = torch.einsum("ce,nehw->nchw", mix, torch.randn(batch, channels, side, side, generator=noise))
     codec = OPQ(iterations=2, samples=10_000).fit(latents)
     codes = codec.encode(latents)
-    rotation, quantizer = faiss_twin(codec)
+    faiss, state = require("faiss", "opq"), codec.state_dict()
+    rotation = faiss.OPQMatrix(channels, codec.codebooks)
+    faiss.copy_array_to_vector(state["rotation"].numpy().ravel(), rotation.A)
+    rotation.is_trained = rotation.is_orthonormal = True
+    quantizer = faiss.ProductQuantizer(channels, codec.codebooks, codec.size.bit_length() - 1)
+    faiss.copy_array_to_vector(state["centroids"].numpy().ravel(), quantizer.centroids)
     flat = codes.reshape(-1, codec.codebooks).numpy()
 
     def by_faiss() -> torch.Tensor:
         vectors = torch.from_numpy(rotation.reverse_transform(quantizer.decode(flat)))
         return vectors.reshape(batch, side, side, channels).permute(0, 3, 1, 2).contiguous()
 
-    threads, faiss = torch.get_num_threads(), require("faiss", "opq")
+    threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
         faiss.omp_set_num_threads(1)
@@ -145,18 +147,6 @@ def decode(runs: int = 15, batch: int = 128, side: int = 14, channels: int = 80)
     yield Bar("decode", "faster than faiss, times", theirs / ours, 5, detail=rate)
     difference = float((codec.decode(codes) - by_faiss()).abs().max())
     yield Bar("decode", "largest difference to faiss, in units of 1e-4", difference * 1e4, 1, False)
-
-
-def faiss_twin(codec: OPQ) -> tuple[Any, Any]:
-    """Return faiss's own rotation and quantiser with the codec's tables."""
-    faiss, state = require("faiss", "opq"), codec.state_dict()
-    dim = len(state["rotation"])
-    rotation = faiss.OPQMatrix(dim, codec.codebooks)
-    faiss.copy_array_to_vector(state["rotation"].numpy().ravel(), rotation.A)
-    rotation.is_trained = rotation.is_orthonormal = True
-    quantizer = faiss.ProductQuantizer(dim, codec.codebooks, codec.size.bit_length() - 1)
-    faiss.copy_array_to_vector(state["centroids"].numpy().ravel(), quantizer.centroids)
-    return rotation, quantizer
 
 
 def session(stored: int = 256, rounds: int = 5) -> Iterator[Bar]:

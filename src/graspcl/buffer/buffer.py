@@ -16,7 +16,7 @@ from graspcl.buffer.columns import (
     code_array,
     column_arrays,
     finite_tensor,
-    id_array,
+    integer_array,
     label_array,
     pack,
     unpack,
@@ -75,9 +75,8 @@ class Buffer:
         if isinstance(codec, str):
             raise GraspError(f"the buffer takes a codec, not its name: graspcl.codec.codecs.create({codec!r})")
         self.codec = codec
-        self.maintenance = (
-            rules.create(maintenance) if isinstance(maintenance, str) else maintenance or LargestClassRule()
-        )
+        rule = maintenance or LargestClassRule()
+        self.maintenance = rules.create(rule) if isinstance(rule, str) else rule
         self.index = ClassIndex()
         self.columns = dict(columns or {})  # those the buffer was made with
         self.seen = 0  # samples offered so far, kept or not
@@ -190,12 +189,7 @@ class Buffer:
     # -- writing ---------------------------------------------------------------------------------------------------
 
     def insert(
-        self,
-        inputs: Any,
-        labels: Any,
-        ids: Any = None,
-        columns: Mapping[str, Any] | None = None,
-        overflow: bool = False,
+        self, inputs: Any, labels: Any, ids: Any = None, columns: Values | None = None, overflow: bool = False
     ) -> Placed:
         """Store a batch. Anything wrong with it is found before anything stored changes.
 
@@ -215,7 +209,9 @@ class Buffer:
         labels = label_array(labels)
         stored = None if self._shape is None else self._storage["codes"]
         codes = code_array(codes, len(labels), stored, self._ragged)
-        ids = self.seen + np.arange(len(labels)) if ids is None else id_array(ids, len(labels))
+        ids = self.seen + np.arange(len(labels)) if ids is None else integer_array(ids, "ids")
+        if len(ids) != len(labels):
+            raise GraspError(f"there must be one id per sample, got {len(ids)} ids and {len(labels)} labels")
         extra = column_arrays(columns or {}, self.columns, len(labels), self.maintenance)
         if not len(labels):
             return Placed(np.empty(0, np.int64), np.empty(0, np.int64))
@@ -240,10 +236,7 @@ class Buffer:
         return Placed(slots, np.sort(gone[(gone >= 0) & (gone < held)]))
 
     def compress(self) -> Array:
-        """Shrink an overfull buffer to its capacity; return the former slots of the samples that were evicted.
-
-        Remaining samples move with their columns, so that slots stay 0 … n-1.
-        """
+        """Shrink an overfull buffer to its capacity as in `remove`; return the former slots of evicted samples."""
         if not self._overfull:
             return np.empty(0, np.int64)
         gone = self._shrink()
@@ -251,10 +244,7 @@ class Buffer:
         return gone
 
     def remove(self, slots: Any) -> None:
-        """Delete the samples in `slots` [m]. `seen` does not change.
-
-        Remaining samples move with their columns, so that slots stay 0 … n-1.
-        """
+        """Delete the samples in `slots` [m]. Others move, so that slots stay 0 … n-1. `seen` does not change."""
         gone = np.unique(np.asarray(slots, np.int64))
         if len(gone) and (gone[0] < 0 or gone[-1] >= self._count):
             raise GraspError(f"slots must be in 0 … {self._count - 1}, got {gone[0]} … {gone[-1]}; nothing was removed")
@@ -322,10 +312,9 @@ class Buffer:
             raise GraspError(f"the buffer and the state differ in columns: {', '.join(sorted(differ))}")
         if columns and self._ragged:
             columns["codes"] = unpack(columns["codes"])
-        storage = Storage(self._storage.folder, columns)
+        self._storage = Storage(self._storage.folder, columns)
         if self.codec is not None and state["codec"] is not None:
             self.codec.load_state_dict(state["codec"])
-        self._storage = storage
         self._count, self.seen, self._overfull = int(state["count"]), int(state["seen"]), bool(state["overfull"])
         self.since = int(state.get("since", 0))  # states of earlier versions have it in the learner
         self.capacity = state["capacity"]
@@ -355,18 +344,15 @@ class Buffer:
         if missing := sorted(self.maintenance.columns - self.columns.keys()):
             needed = ", ".join(f"{name!r}: (shape, np.float32)" for name in missing)
             raise GraspError(
-                f"{type(self.maintenance).__name__} needs columns that the buffer does not have; add "
-                f"columns={{{needed}}}, where shape is () for a number and (d,) for a vector "
-                "(the rule's columns_for(embedding, features) returns them)"
+                f"{type(self.maintenance).__name__} needs columns that the buffer lacks; add columns={{{needed}}} with "
+                "shape () for a number and (d,) for a vector, or those of the rule's columns_for(embedding, features)"
             )
 
     def _check_folder(self, folder: Path) -> None:
         if self._ragged:
             raise GraspError(f"codec {type(self.codec).__name__} has codes of different lengths: use storage='ram'")
         if any(folder.glob("*.npy")):
-            raise GraspError(
-                f"{folder} already holds arrays; give the buffer an empty folder (to keep one, save its state_dict())"
-            )
+            raise GraspError(f"{folder} already holds arrays; give the buffer an empty folder or load a state_dict()")
 
     def _make_room(self, codes: Array, lengths: Array | None, overflow: bool) -> None:
         """Make room for a batch. The first one shows how large a sample is, and so how many fit."""
@@ -401,11 +387,10 @@ class Buffer:
 
     def _shrink(self) -> Array:
         """Let the rule discard the excess; return the former slots of the samples that were evicted."""
-        before, excess = self.births.copy(), self._excess()
-        while True:
+        before = self.births.copy()
+        self._close_gaps(self.maintenance.shrink(self, self._excess(), self._rng))
+        while excess := self._excess():  # different lengths may take several rounds
             self._close_gaps(self.maintenance.shrink(self, excess, self._rng))
-            if not (excess := self._excess()):  # different lengths may take several rounds
-                break
         self.maintenance.renumbered(self)
         return np.flatnonzero(~np.isin(before, self.births))
 

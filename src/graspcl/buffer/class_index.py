@@ -32,9 +32,6 @@ class ClassIndex:
         self._pos = empty  # per slot
         self._above = np.zeros(1, np.int32)  # per number of samples
 
-    def __len__(self) -> int:
-        return int(self._size.sum())
-
     @property
     def classes(self) -> Array:
         """Sorted labels of the classes that have samples."""
@@ -163,8 +160,5 @@ class ClassIndex:
 
 def _grown(array: Array, length: int) -> Array:
     """Return `array` with at least `length` entries, new ones zero. Growth by an eighth amortises appending."""
-    if length <= len(array):
-        return array
-    longer = np.zeros(max(length, int(len(array) * _GROWTH)), array.dtype)
-    longer[: len(array)] = array
-    return longer
+    new = max(length, int(len(array) * _GROWTH)) - len(array)
+    return np.pad(array, (0, new)) if length > len(array) else array

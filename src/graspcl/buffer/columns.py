@@ -1,7 +1,4 @@
-"""Columns of arrays that grow by rows, in memory or in memory-mapped .npy files; and what an insertion may put there.
-
-Everything wrong with a batch is found here, before anything stored changes.
-"""
+"""Columns of arrays that grow by rows, in memory or in .npy files; and checks of what an insertion puts there."""
 
 from __future__ import annotations
 
@@ -130,16 +127,7 @@ def unpack(packed: dict[str, Any]) -> Array:
 
 
 def finite_tensor(inputs: Any) -> torch.Tensor:
-    """Return inputs [n, …] as a tensor.
-
-    Raises:
-        GraspError: some inputs are NaN or infinite.
-
-    >>> finite_tensor(np.array([[1.0], [np.nan]]))
-    Traceback (most recent call last):
-        ...
-    graspcl.errors.GraspError: 1 of 2 inputs are NaN or infinite (rows [1]); nothing was stored
-    """
+    """Return inputs [n, …] as a tensor; refuse NaN and infinity."""
     import torch
 
     if isinstance(inputs, np.ndarray):
@@ -158,25 +146,19 @@ def finite_tensor(inputs: Any) -> torch.Tensor:
 
 
 def label_array(labels: Any) -> Array:
-    """Return labels [n] as int64.
-
-    >>> label_array([0, -1])
-    Traceback (most recent call last):
-        ...
-    graspcl.errors.GraspError: labels must be in 0 … 16777215, got -1 … 0; number classes from 0
-    """
-    given = _integers(labels, "labels")
+    """Return labels [n] as int64; refuse negative and huge ones."""
+    given = integer_array(labels, "labels")
     if len(given) and (given.min() < 0 or given.max() > _LARGEST_LABEL):
         found = f"{given.min()} … {given.max()}"
         raise GraspError(f"labels must be in 0 … {_LARGEST_LABEL}, got {found}; number classes from 0")
-    return given.astype(np.int64)
+    return given
 
 
-def id_array(ids: Any, number: int) -> Array:
-    """Return the user's `number` ids as int64."""
-    given = _integers(ids, "ids")
-    if len(given) != number:
-        raise GraspError(f"there must be one id per sample, got {len(given)} ids and {number} labels")
+def integer_array(values: Any, what: str) -> Array:
+    """Return integers [n] as int64."""
+    given = np.asarray(_numpy(values))
+    if given.ndim != 1 or (len(given) and not np.issubdtype(given.dtype, np.integer)):
+        raise GraspError(f"{what} must be a vector of integers, got {given.dtype} of shape {given.shape}")
     return given.astype(np.int64)
 
 
@@ -222,13 +204,6 @@ def column_arrays(columns: Mapping[str, Any], declared: Columns, number: int, ru
                 raise GraspError(f"{bad} of {number} values of column {name!r} are NaN or infinite; nothing was stored")
         values[name] = value
     return values
-
-
-def _integers(values: Any, what: str) -> Array:
-    given = np.asarray(_numpy(values))
-    if given.ndim != 1 or (len(given) and not np.issubdtype(given.dtype, np.integer)):
-        raise GraspError(f"{what} must be a vector of integers, got {given.dtype} of shape {given.shape}")
-    return given
 
 
 def _numpy(values: Any) -> Any:

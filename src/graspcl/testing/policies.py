@@ -52,12 +52,12 @@ class Case:
         """Number of old samples."""
         return len(self.labels) // 2
 
-    def session(self, policy: Policy, buffer: Buffer, seed: int = 0) -> Session:
+    def session(self, policy: Policy, seed: int = 0, buffer: Buffer | None = None) -> Session:
         """Return a session as a learner makes it. A policy that needs nothing of a network gets none."""
         classes = from_numpy(np.unique(self.labels))
         network = ToyNetwork(_DIM, len(classes)) if policy.needs - _WITHOUT_NETWORK else None
         rng = np.random.default_rng(seed)
-        return Session(buffer, self.budget, rng, network, lambda k: searchsorted(classes, k))
+        return Session(buffer or self.buffer(), self.budget, rng, network, lambda k: searchsorted(classes, k))
 
 
 _WITHOUT_NETWORK = {"labels", "ids", "births", "new", "feedback"}
@@ -88,14 +88,18 @@ def check_policy(policy: Policy, *, random: bool = True) -> None:
     >>> check_policy(Grasp(eps=1e-6))
     """
     with contract(repr(policy)):
-        _check_description(policy)
+        with contract(TYPICAL.what):
+            _check_description(policy)
         for case in CASES:
-            _check_draws(policy, case)
-        _check_side_effects(policy)
-        _check_seeds(policy, random)
-        _check_resume(policy)
-        _check_second_session(policy)
-        _check_slot_order(policy)
+            with contract(case.what):
+                _check_draws(policy, case)
+        with contract(TYPICAL.what):
+            _check_side_effects(policy)
+            _check_seeds(policy, random)
+            _check_resume(policy)
+            _check_slot_order(policy)
+        with contract("a second session, over a grown buffer"):
+            _check_second_session(policy)
 
 
 def _check_description(policy: Policy) -> None:
@@ -107,31 +111,31 @@ def _check_description(policy: Policy) -> None:
     for name, value in parameters.items():
         assert f"{name}={value!r}" in repr(policy), f"repr does not show {name}={value!r}: {policy!r}"
     used = policy.clone()
-    _run(used, TYPICAL)
+    _run(used, TYPICAL.session(policy))
     clone = used.clone()
     assert type(clone) is type(policy), f"clone() gives a {type(clone).__name__}"
     assert clone.parameters() == parameters, f"a clone has parameters {clone.parameters()}, not {parameters}"
     kept, fresh = clone.state_dict().keys(), policy.clone().state_dict().keys()
     assert kept == fresh, f"a clone of a used policy has history: {set(kept ^ fresh)}"
     for name, value in vars(used).items():
-        kept_whole = f"the policy keeps the {type(value).__name__} as self.{name}"
-        stale = isinstance(value, (Session, Buffer, nn.Module))
-        assert not stale, f"{kept_whole}: it becomes outdated and enters checkpoints"
+        live = f"the policy keeps the {type(value).__name__} as self.{name}"
+        outdated = isinstance(value, (Session, Buffer, nn.Module))
+        assert not outdated, f"{live}: it becomes outdated and enters checkpoints"
 
 
 def _check_draws(policy: Policy, case: Case) -> None:
     """The budget is met with valid slots (`batches` checks them), and draws are balanced if the policy says so."""
     buffer, wanted = case.buffer(), case.budget.samples
-    drawn = _run(policy.clone(), case, buffer)
-    assert len(drawn) == wanted, f"{case.what}: {len(drawn)} draws for a budget of {wanted}"
+    drawn = _run(policy.clone(), case.session(policy, buffer=buffer))
+    assert len(drawn) == wanted, f"{len(drawn)} draws for a budget of {wanted}"
     if policy.balanced:
         counts = np.bincount(buffer.labels[drawn], minlength=max(case.labels) + 1)[np.unique(case.labels)]
-        assert np.ptp(counts) <= 1, f"{case.what}: `balanced`, but the classes got {counts.tolist()} draws"
+        assert np.ptp(counts) <= 1, f"`balanced`, but the classes got {counts.tolist()} draws"
 
 
 def _check_side_effects(policy: Policy) -> None:
     buffer = TYPICAL.buffer()
-    session = TYPICAL.session(policy, buffer)
+    session = TYPICAL.session(policy, buffer=buffer)
     held = copy.deepcopy(buffer.state_dict())
     network = session._network if isinstance(session._network, nn.Module) else nn.Module()
     for number, module in enumerate(network.modules()):
@@ -139,7 +143,7 @@ def _check_side_effects(policy: Policy) -> None:
     weights = copy.deepcopy(network.state_dict())
     modes = [module.training for module in network.modules()]
     with global_chance_untouched("the policy must draw from `session.rng` only, but"):
-        _run(policy.clone(), TYPICAL, buffer, session=session)
+        _run(policy.clone(), session)
     assert same(held, buffer.state_dict()), "the policy changed the buffer"
     assert same(weights, network.state_dict()), "the policy changed the network's weights or running statistics"
     assert modes == [m.training for m in network.modules()], "the policy changed the network's train/eval mode"
@@ -147,34 +151,30 @@ def _check_side_effects(policy: Policy) -> None:
 
 
 def _check_seeds(policy: Policy, random: bool) -> None:
-    first, again = (_run(policy.clone(), TYPICAL, seed=3) for _ in range(2))
+    first, again, *others = (_run(policy.clone(), TYPICAL.session(policy, seed)) for seed in (3, 3, 4, 5, 6, 7))
     assert same(first, again), "two sessions with the same seed drew differently: `session.rng` must decide alone"
-    others = (_run(policy.clone(), TYPICAL, seed=seed) for seed in range(4, 8))
     differ = not random or any(not same(first, other) for other in others)
     assert differ, "five seeds gave the same draws; if that is meant, check_policy(policy, random=False)"
 
 
 def _check_resume(policy: Policy) -> None:
-    whole = _run(policy.clone(), TYPICAL)
+    whole = _run(policy.clone(), TYPICAL.session(policy))
     for begun in (1, TYPICAL.budget.updates - 2):
-        stopped, buffer = policy.clone(), TYPICAL.buffer()
-        session = TYPICAL.session(policy, buffer)
-        head = _run(stopped, TYPICAL, buffer, session=session, updates=begun)
-        restored = policy.clone()
+        stopped, restored = policy.clone(), policy.clone()
+        session, rest = TYPICAL.session(policy), TYPICAL.session(policy)
+        head = _run(stopped, session, updates=begun)
         restored.load_state_dict(stopped.state_dict())
-        rest = TYPICAL.session(policy, buffer)
         restore_rng(rest.rng, rng_state(session.rng))
-        tail = _run(restored, TYPICAL, buffer, session=rest, begun=begun)
+        tail = _run(restored, rest, begun=begun)
         stop = f"stopped after mini-batch {begun} and restored by state_dict"
         assert same(whole, np.concatenate([head, tail])), f"{stop}, the session continued differently"
 
 
 def _check_second_session(policy: Policy) -> None:
-    used, buffer = policy.clone(), TYPICAL.buffer()
-    _run(used, TYPICAL, buffer)
-    more = TYPICAL.buffer()
+    used, buffer, more = policy.clone(), TYPICAL.buffer(), TYPICAL.buffer()
+    _run(used, TYPICAL.session(policy, buffer=buffer))
     buffer.insert(more.fetch(np.arange(len(more)))[0] + 0.1, more.labels)
-    _run(used, TYPICAL, buffer, what="a second session, over a grown buffer")
+    _run(used, TYPICAL.session(policy, buffer=buffer))
 
 
 def _check_slot_order(policy: Policy) -> None:
@@ -185,7 +185,7 @@ def _check_slot_order(policy: Policy) -> None:
         counts = []
         for seed in range(_SESSIONS):
             buffer = TYPICAL.buffer(shuffle if shuffled else None)
-            drawn = _run(policy.clone(), TYPICAL, buffer, seed=100 + 2 * seed + shuffled)
+            drawn = _run(policy.clone(), TYPICAL.session(policy, 100 + 2 * seed + shuffled, buffer))
             counts.append(np.bincount(buffer.ids[drawn], minlength=len(buffer)))
         means.append(np.mean(counts, axis=0))
         errors.append(np.var(counts, axis=0) / _SESSIONS)
@@ -202,26 +202,15 @@ def _check_slot_order(policy: Policy) -> None:
 # -- tools -----------------------------------------------------------------------------------------------------------
 
 
-def _run(
-    policy: Policy,
-    case: Case,
-    buffer: Buffer | None = None,
-    seed: int = 0,
-    session: Session | None = None,
-    updates: int | None = None,
-    begun: int | None = None,
-    what: str = "",
-) -> Array:
-    """Return the slots of a session, or of its first `updates`, with feedback after each. Errors name the case."""
-    buffer = buffer or case.buffer()
-    session = session or case.session(policy, buffer, seed)
-    outputs, drawn = _feedback(buffer), [np.empty(0, np.int64)]
+def _run(policy: Policy, session: Session, updates: int | None = None, begun: int | None = None) -> Array:
+    """Return the slots of a session, or of its first `updates`, with feedback after each."""
+    outputs, drawn = _feedback(session._buffer), [np.empty(0, np.int64)]
     try:
         for slots in itertools.islice(batches(policy, session, begun), updates):
             policy.observe(slots, Outputs(*(part[slots] for part in outputs)))
             drawn.append(slots)
     except Exception as error:
-        raise AssertionError(f"{what or case.what}: {type(error).__name__}: {error}") from error
+        raise AssertionError(f"{type(error).__name__}: {error}") from error
     return np.concatenate(drawn)
 
 
