@@ -75,7 +75,7 @@ class Buffer:
         if isinstance(codec, str):
             raise GraspError(f"the buffer takes a codec, not its name: graspcl.codec.codecs.create({codec!r})")
         self.codec = codec
-        rule = maintenance or LargestClassRule()
+        rule = LargestClassRule() if maintenance is None else maintenance
         self.maintenance = rules.create(rule) if isinstance(rule, str) else rule
         self.index = ClassIndex()
         self.columns = dict(columns or {})  # those the buffer was made with
