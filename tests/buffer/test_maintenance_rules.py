@@ -228,6 +228,16 @@ def test_fifo_keeps_exactly_the_newest(steps: Batches, capacity: int) -> None:
     assert [offered[i] for i in buffer.ids] == buffer.labels.tolist()
 
 
+def test_fifo_evicts_the_oldest_first_also_after_samples_were_removed() -> None:
+    buffer = Buffer(6, maintenance=FifoRule())
+    buffer.insert_codes(np.zeros((9, 1), np.uint8), np.zeros(9, np.int64))
+    buffer.remove(np.flatnonzero(buffer.ids == 5))
+    for oldest in (3, 4, 6, 7, 8, 9):
+        buffer.insert_codes(np.zeros((1, 1), np.uint8), [0])
+        assert buffer.ids.min() == oldest
+    assert sorted(buffer.ids.tolist()) == [9, 10, 11, 12, 13, 14]
+
+
 @settings(max_examples=100, deadline=None)
 @given(batches, st.integers(1, 4), st.booleans())
 def test_ring_keeps_exactly_the_newest_of_each_class(steps: Batches, per_class: int, bounded: bool) -> None:

@@ -97,5 +97,6 @@ def test_a_column_that_learners_do_not_know() -> None:
     class Mine(HerdingRule):
         columns = frozenset({"colour"})
 
-    with pytest.raises(GraspError, match="do not know the column 'colour' that Mine needs"):
-        siesta(Mine())
+    learner = siesta(Mine())
+    with pytest.raises(GraspError, match=r"Mine must define values\(outputs, targets, head\) for 'colour'"):
+        learner.observe(INPUTS[:3], LABELS[:3])

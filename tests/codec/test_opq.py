@@ -152,7 +152,7 @@ def test_state_restores_codes_and_decoding() -> None:
 def test_errors_of_use() -> None:
     with pytest.raises(GraspError, match=r"divide the 12 dimensions and be one of \[1, 2, 3, 4, 6, 12\], got 5"):
         OPQ(5, 16).fit(latents(100, 12))
-    with pytest.raises(GraspError, match="9 vectors cannot train codebooks of 16 entries; give at least 16"):
+    with pytest.raises(GraspError, match="codebooks of 16 entries need at least 16 vectors, got 9"):
         OPQ(4, 16).fit(latents(9, 12))
     with pytest.raises(GraspError, match=r"vectors \[n, D\] or spatial latents \[n, C, H, W\], got shape \(7,\)"):
         trained(4, 16, 12).encode(torch.zeros(7))

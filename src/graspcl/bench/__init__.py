@@ -26,17 +26,15 @@ def run_benches(what: str, as_json: bool = False, **options: Any) -> bool:
         from graspcl.bench import network
 
         rates = network.run(**options)
-        if as_json:
-            return _report(rates, as_json)
-        network.show(rates)
-        return True
-    from graspcl.bench import bars
+        if not as_json:
+            network.show(rates)
+            return True
+        results: Iterable[Any] = rates
+    else:
+        from graspcl.bench import bars
 
-    chosen = BENCHES if what == "all" else [what]
-    return _report((bar for name in chosen for bar in getattr(bars, BENCHES[name])()), as_json)
-
-
-def _report(results: Iterable[Any], as_json: bool) -> bool:
+        chosen = BENCHES if what == "all" else [what]
+        results = (bar for name in chosen for bar in getattr(bars, BENCHES[name])())
     met = True
     for result in results:
         text = json.dumps({**asdict(result), "ok": result.ok}) if as_json else result.line()

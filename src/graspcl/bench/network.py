@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median
 
@@ -15,6 +14,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
+from graspcl.bench.bars import seconds
 from graspcl.buffer import Buffer
 from graspcl.checks import Array
 from graspcl.codec import OPQ
@@ -24,7 +24,6 @@ from graspcl.learner import Optimiser, Siesta
 from graspcl.model import Execution, mobilenet_v3_large
 
 Call = Callable[[], object]
-Stage = Callable[[Siesta], Call]
 _CLASSES, _SECONDS = 10, 10.0  # no round of a cell starts after these seconds
 _BASE = "fp32"  # the execution that all others are compared with
 _EXECUTIONS = {
@@ -60,31 +59,30 @@ def run(pixels: int = 224, compile: bool = False, images: int = 32, rounds: int 
     if isinstance(base, str):
         raise GraspError(base)
     latents = base.network.encode(photos.to(base.device))
-    codec = _fitted(latents)
+    vectors = latents.movedim(1, -1).flatten(0, -2)
+    # Tables of the paper's size. How well they fit does not change their speed, so the vectors may repeat.
+    codec = OPQ(iterations=1, samples=4096).fit(vectors.repeat(-(-256 // len(vectors)), 1))
     codes = codec.encode(latents)
-    inputs = codec.decode(codes.to(base.device))
-    labels = np.arange(images) % _CLASSES
+    inputs, labels = codec.decode(codes.to(base.device)), np.arange(images) % _CLASSES
 
-    def rates(what: str, calls: dict[str, Call], refused: dict[str, str]) -> Iterator[Rate]:
-        first, seconds = _seconds(calls, rounds)
-        for name in calls | refused:
-            if name in refused:
-                yield Rate("network", what, name, detail=f"refused: {refused[name]}")
+    def rates(what: str, calls: Mapping[str, Call | str]) -> Iterator[Rate]:
+        """Time calls side by side. A text instead of a call is the reason why there is none."""
+        first, later = _seconds({name: call for name, call in calls.items() if not isinstance(call, str)}, rounds)
+        for name, call in calls.items():
+            if isinstance(call, str):
+                yield Rate("network", what, name, detail=f"refused: {call}")
                 continue
-            ratio = seconds[_BASE] / seconds[name] if len(calls) > 1 else None
-            yield Rate("network", what, name, images / seconds[name], ratio, first[name], context)
+            ratio = later[_BASE] / later[name] if len(later) > 1 else None
+            yield Rate("network", what, name, images / later[name], ratio, first[name], context)
 
-    def together(what: str, stage: Stage) -> Iterator[Rate]:
-        calls = {name: stage(learner) for name, learner in columns.items() if not isinstance(learner, str)}
-        refused = {name: learner for name, learner in columns.items() if isinstance(learner, str)}
-        return rates(what, calls, refused)
+    def together(what: str, stage: Callable[[Siesta], Call]) -> Iterator[Rate]:
+        return rates(what, {name: one if isinstance(one, str) else stage(one) for name, one in columns.items()})
 
-    reading = "read and decode JPEG"
-    yield from rates(reading, {}, {_BASE: source}) if read is None else rates(reading, {_BASE: read}, {})
+    yield from rates("read and decode JPEG", {_BASE: read})
     yield from together("frozen forward", lambda learner: lambda: learner.network.encode(photos.to(learner.device)))
-    yield from rates("OPQ encode", {_BASE: lambda: codec.encode(latents)}, {})
-    yield from rates("OPQ decode", {_BASE: lambda: codec.decode(codes.to(base.device))}, {})
-    yield from together("plastic forward", lambda learner: _forward(learner, inputs))
+    yield from rates("OPQ encode", {_BASE: lambda: codec.encode(latents)})
+    yield from rates("OPQ decode", {_BASE: lambda: codec.decode(codes.to(base.device))})
+    yield from together("plastic forward", lambda learner: lambda: _forward(learner, inputs))
     yield from together("training step", lambda learner: _training(learner, inputs, labels))
     yield from together("wake update", lambda learner: _waking(learner, codec, codes, labels))
 
@@ -108,24 +106,23 @@ def table(rates: list[Rate]) -> Table:
     stages, executions = (list(dict.fromkeys(names)) for names in zip(*cells, strict=True))
     context = next((rate.detail for rate in rates if rate.value is not None), "")
     title, caption = escape(f"images/s (times {_BASE}); {context}"), escape(_caption(rates))
-    result = Table(title=title, caption=caption, box=SIMPLE_HEAD)
-    result.add_column("stage")
+    result = Table("stage", title=title, caption=caption, box=SIMPLE_HEAD)
     for execution in executions:
         result.add_column(execution, justify="right")
     for stage in stages:
         row = [cells.get((stage, execution)) for execution in executions]
         best = max((rate.value for rate in row if rate and rate.value), default=None)
-        result.add_row(stage, *(_cell(rate, rate is not None and rate.value == best) for rate in row))
+        result.add_row(stage, *(_cell(rate, best) for rate in row))
     return result
 
 
-def _cell(rate: Rate | None, best: bool) -> str:
-    if rate is None:
-        return ""
-    if rate.value is None:
-        return "refused"
-    text = f"{rate.value:,.1f}" + ("" if rate.ratio is None else f" ({rate.ratio:.2f})")
-    return f"[bold]{text}[/bold]" if best and rate.ratio is not None else text
+def _cell(rate: Rate | None, best: float | None) -> str:
+    if rate is None or rate.value is None:
+        return "refused" if rate else ""
+    if rate.ratio is None:
+        return f"{rate.value:,.1f}"
+    text = f"{rate.value:,.1f} ({rate.ratio:.2f})"
+    return f"[bold]{text}[/bold]" if rate.value == best else text
 
 
 def _caption(rates: list[Rate]) -> str:
@@ -137,44 +134,33 @@ def _caption(rates: list[Rate]) -> str:
     return "\n".join(dict.fromkeys(lines))
 
 
-def _photos(pixels: int, images: int) -> tuple[torch.Tensor, Call | None, str]:
-    """Images [images, 3, pixels, pixels], a function that reads them, and their description."""
+def _photos(pixels: int, images: int) -> tuple[torch.Tensor, Call | str, str]:
+    """Images [images, 3, pixels, pixels], a function that reads them (or why there is none), and their description."""
     try:
         groceries = Groceries(pixels)
     except MissingExtra as error:
-        noise = torch.Generator().manual_seed(0)
-        size = (images, 3, pixels, pixels)
-        return torch.randint(0, 256, size, generator=noise, dtype=torch.uint8), None, f"random images ({error})"
+        noise, source = torch.Generator().manual_seed(0), f"random images ({error})"
+        return torch.randint(256, (images, 3, pixels, pixels), generator=noise, dtype=torch.uint8), source, source
     chosen = groceries.train[np.arange(images) % len(groceries.train)]
     return groceries.read(chosen), lambda: groceries.read(chosen), "photos of groceries"
 
 
 def _learner(execution: Execution) -> Siesta | str:
-    network = mobilenet_v3_large(generator=torch.Generator().manual_seed(0))
     try:
         execution = execution.resolve()
     except GraspError as error:
         return str(error)
+    network = mobilenet_v3_large(generator=torch.Generator().manual_seed(0))
     learner = Siesta(network, Buffer(), execution=execution)
     learner.add_classes(np.arange(_CLASSES))
     execution.compiled(network.frozen)  # a learner only compiles the plastic part, which is called far more often
     return learner
 
 
-def _fitted(latents: torch.Tensor) -> OPQ:
-    """A codec with tables of the paper's size. How well they fit does not change their speed."""
-    vectors = latents.movedim(1, -1).flatten(0, -2)
-    copies = -(-256 // len(vectors))
-    return OPQ(iterations=1, samples=4096).fit(vectors.repeat(copies, 1))
-
-
-def _forward(learner: Siesta, inputs: torch.Tensor) -> Call:
-    def call() -> None:
-        learner.network.eval()
-        with torch.no_grad():
-            learner.network(inputs)
-
-    return call
+def _forward(learner: Siesta, inputs: torch.Tensor) -> None:
+    learner.network.eval()
+    with torch.no_grad():
+        learner.network(inputs)
 
 
 def _training(learner: Siesta, inputs: torch.Tensor, labels: Array) -> Call:
@@ -200,18 +186,10 @@ def _waking(learner: Siesta, codec: OPQ, codes: torch.Tensor, labels: Array) -> 
 
 def _seconds(calls: dict[str, Call], rounds: int) -> tuple[dict[str, float], dict[str, float]]:
     """Seconds of the first call, and the median of later ones. Rounds alternate, so that load affects all alike."""
-    first = {name: _time(call) for name, call in calls.items()}
+    first = {name: seconds(call) for name, call in calls.items()}
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
             if sum(times[name]) < _SECONDS:
-                times[name].append(_time(call))
+                times[name].append(seconds(call))
     return first, {name: median(spent) for name, spent in times.items()}
-
-
-def _time(call: Call) -> float:
-    begin = time.perf_counter()
-    call()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter() - begin

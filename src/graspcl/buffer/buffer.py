@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from graspcl.buffer.capacity import METADATA_BYTES, Bound
+from graspcl.buffer.capacity import METADATA_BYTES, capacity_in_samples, parse_bytes
 from graspcl.buffer.class_index import ClassIndex
 from graspcl.buffer.columns import (
     Columns,
@@ -16,7 +16,7 @@ from graspcl.buffer.columns import (
     code_array,
     column_arrays,
     finite_tensor,
-    id_array,
+    integer_array,
     label_array,
     pack,
     unpack,
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from graspcl.codec import Codec
 
+Values: TypeAlias = Mapping[str, Any]  # of columns, by name
 Codes: TypeAlias = "torch.Tensor | Array"  # objects, if the codec is ragged
 
 # Kept of every sample beside its code and the user's columns.
@@ -74,16 +75,19 @@ class Buffer:
         if isinstance(codec, str):
             raise GraspError(f"the buffer takes a codec, not its name: graspcl.codec.codecs.create({codec!r})")
         self.codec = codec
-        self.maintenance = (
-            rules.create(maintenance) if isinstance(maintenance, str) else maintenance or LargestClassRule()
-        )
+        rule = LargestClassRule() if maintenance is None else maintenance
+        self.maintenance = rules.create(rule) if isinstance(rule, str) else rule
         self.index = ClassIndex()
         self.columns = dict(columns or {})  # those the buffer was made with
         self.seen = 0  # samples offered so far, kept or not
         self.since = 0  # samples offered before this count are old
         self.incoming: dict[str, Array] = {}  # the batch's column values during an insertion, for maintenance rules
+        self.unbounded = capacity is None
+        self._given = capacity
+        self._limit = parse_bytes(capacity) if isinstance(capacity, str) else None  # in bytes
+        # Number of samples that fit. If given in bytes, it is known from the first insertion on.
+        self.capacity = None if isinstance(capacity, str) else capacity_in_samples(capacity, 0, 0)
         self._ragged = codec is not None and codec.ragged
-        self._bound = Bound(capacity)
         self._rng = np.random.default_rng(rng)
         self._count = 0
         self._shape: tuple[int, ...] | None = None  # of one code, known from the first insertion on
@@ -100,24 +104,27 @@ class Buffer:
 
     def __getitem__(self, column: str) -> Array:
         """Return a named column [n, …], a view that may be written to."""
-        if column not in self._storage and column not in {**self.columns, **OWN}:
-            raise GraspError(f"the buffer has no column {column!r}; {nearest(column, [*self.columns, 'codes', *OWN])}")
-        return self._view(column)
+        if column in self._storage:
+            return self._storage[column][: self._count]
+        if column not in self._declared:
+            raise GraspError(f"the buffer has no column {column!r}; {nearest(column, [*self._declared, 'codes'])}")
+        shape, dtype = self._declared[column]
+        return np.empty((0, *shape), dtype)
 
     @property
     def labels(self) -> Array:
         """Class of each stored sample [n], int32, a view."""
-        return self._view("labels")
+        return self["labels"]
 
     @property
     def ids(self) -> Array:
         """The user's number of each stored sample [n], int64, a view."""
-        return self._view("ids")
+        return self["ids"]
 
     @property
     def births(self) -> Array:
         """When each stored sample arrived, counted in samples offered [n], int64, a view."""
-        return self._view("births")
+        return self["births"]
 
     @property
     def new(self) -> Array:
@@ -143,19 +150,9 @@ class Buffer:
         return self.index.slots_of(label)
 
     @property
-    def capacity(self) -> int | None:
-        """Number of samples that fit. If given in bytes, it is known from the first insertion on."""
-        return self._bound.samples
-
-    @property
-    def unbounded(self) -> bool:
-        """Whether everything is kept."""
-        return self._bound.given is None
-
-    @property
     def nbytes(self) -> int:
         """Bytes that count against the capacity: codes, columns and metadata of what is stored, and the codec."""
-        lengths = int(self._view("lengths").sum()) if self._ragged else 0
+        lengths = int(self["lengths"].sum()) if self._ragged else 0
         return self._tables + lengths + (self._count * (self._sample_bytes + METADATA_BYTES) if self._count else 0)
 
     def fetch(self, slots: Any, device: torch.device | str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
@@ -168,25 +165,22 @@ class Buffer:
         if len(slots) and (int(slots.min()) < 0 or int(slots.max()) >= self._count):
             raise GraspError(f"slots must be in 0 … {self._count - 1}, got {int(slots.min())} … {int(slots.max())}")
         labels = torch.from_numpy(self._storage["labels"]).index_select(0, slots).to(device, torch.int64)
-        if self._ragged:
-            return self.decode(self._storage["codes"][slots.numpy()], device), labels
-        return self.decode(torch.from_numpy(self._storage["codes"]).index_select(0, slots), device), labels
+        codes = self._storage["codes"]
+        chosen = codes[slots.numpy()] if self._ragged else torch.from_numpy(codes).index_select(0, slots)
+        return self.decode(chosen, device), labels
 
     def encode(self, inputs: Any) -> Codes:
         """Return the codes [n, …] of inputs [n, …], as they would be stored."""
-        if self.codec is not None and self._ragged:
-            return self.codec.encode(inputs)  # type: ignore[no-any-return]
-        tensor = finite_tensor(inputs)
-        return tensor.detach().cpu() if self.codec is None else self.codec.encode(tensor)
+        inputs = inputs if self._ragged else finite_tensor(inputs)
+        return inputs.detach().cpu() if self.codec is None else self.codec.encode(inputs)  # type: ignore[no-any-return]
 
     def decode(self, codes: Codes, device: torch.device | str = "cpu") -> torch.Tensor:
         """Return the inputs [n, …] of codes [n, …] on the device. Tensor codes are decoded there."""
         import torch
 
-        if self.codec is not None and self._ragged:
-            return self.codec.decode(codes).to(device, non_blocking=True)
-        codes = torch.as_tensor(codes).to(device, non_blocking=True)
-        return codes if self.codec is None else self.codec.decode(codes)
+        codes = codes if self._ragged else torch.as_tensor(codes).to(device, non_blocking=True)
+        inputs = torch.as_tensor(codes) if self.codec is None else self.codec.decode(codes)
+        return inputs.to(device, non_blocking=True)
 
     def draw_seed(self) -> int:
         """Draw a seed from the buffer's own generator, for callers without a generator."""
@@ -195,12 +189,7 @@ class Buffer:
     # -- writing ---------------------------------------------------------------------------------------------------
 
     def insert(
-        self,
-        inputs: Any,
-        labels: Any,
-        ids: Any | None = None,
-        columns: Mapping[str, Any] | None = None,
-        overflow: bool = False,
+        self, inputs: Any, labels: Any, ids: Any = None, columns: Values | None = None, overflow: bool = False
     ) -> Placed:
         """Store a batch. Anything wrong with it is found before anything stored changes.
 
@@ -214,18 +203,15 @@ class Buffer:
         return self.insert_codes(self.encode(inputs), labels, ids, columns, overflow)
 
     def insert_codes(
-        self,
-        codes: Any,
-        labels: Any,
-        ids: Any | None = None,
-        columns: Mapping[str, Any] | None = None,
-        overflow: bool = False,
+        self, codes: Any, labels: Any, ids: Any = None, columns: Values | None = None, overflow: bool = False
     ) -> Placed:
         """As `insert`, for a batch that is already encoded (`encode`)."""
         labels = label_array(labels)
         stored = None if self._shape is None else self._storage["codes"]
         codes = code_array(codes, len(labels), stored, self._ragged)
-        ids = self.seen + np.arange(len(labels)) if ids is None else id_array(ids, len(labels))
+        ids = self.seen + np.arange(len(labels)) if ids is None else integer_array(ids, "ids")
+        if len(ids) != len(labels):
+            raise GraspError(f"there must be one id per sample, got {len(ids)} ids and {len(labels)} labels")
         extra = column_arrays(columns or {}, self.columns, len(labels), self.maintenance)
         if not len(labels):
             return Placed(np.empty(0, np.int64), np.empty(0, np.int64))
@@ -234,25 +220,23 @@ class Buffer:
         if self.codec is not None and self._ragged:
             extra["lengths"] = self.codec.lengths(codes)
         self._make_room(codes, extra.get("lengths"), overflow)
-        before, held, self.incoming = self.seen, self._count, extra
+        births, held, self.incoming = self.seen + np.arange(len(labels)), self._count, extra
         self.maintenance.arriving(self, labels, self._rng)
         append = overflow or self._by_length
         slots = self.append(labels) if append else last_owner(self.maintenance.place(self, labels, self._rng))
-        self.seen, self._overfull, self.incoming = before + len(labels), overflow, {}
+        self.seen, self._overfull, self.incoming = int(births[-1]) + 1, overflow, {}
         kept = slots >= 0
-        values = {"codes": codes, "labels": labels, "ids": ids, "births": before + np.arange(len(labels)), **extra}
-        for name, value in values.items():
-            self._storage[name][slots[kept]] = value[kept] if not kept.all() else value
-        if overflow or not self._by_length:
-            return Placed(slots, np.sort(slots[(slots >= 0) & (slots < held)]))
-        gone = self._shrink()
-        return Placed(_positions(self.births, before + np.arange(len(labels))), gone[gone < held])
+        for name, value in {"codes": codes, "labels": labels, "ids": ids, "births": births, **extra}.items():
+            self._storage[name][slots[kept]] = value if kept.all() else value[kept]
+        gone = slots
+        if self._by_length and not overflow:
+            gone, slots = self._shrink(), np.full(len(labels), -1)
+            _, where, which = np.intersect1d(self.births, births, assume_unique=True, return_indices=True)
+            slots[which] = where
+        return Placed(slots, np.sort(gone[(gone >= 0) & (gone < held)]))
 
     def compress(self) -> Array:
-        """Shrink an overfull buffer to its capacity; return the former slots of the samples that were evicted.
-
-        Remaining samples move with their columns, so that slots stay 0 … n-1.
-        """
+        """Shrink an overfull buffer to its capacity as in `remove`; return the former slots of evicted samples."""
         if not self._overfull:
             return np.empty(0, np.int64)
         gone = self._shrink()
@@ -260,10 +244,7 @@ class Buffer:
         return gone
 
     def remove(self, slots: Any) -> None:
-        """Delete the samples in `slots` [m]. `seen` does not change.
-
-        Remaining samples move with their columns, so that slots stay 0 … n-1.
-        """
+        """Delete the samples in `slots` [m]. Others move, so that slots stay 0 … n-1. `seen` does not change."""
         gone = np.unique(np.asarray(slots, np.int64))
         if len(gone) and (gone[0] < 0 or gone[-1] >= self._count):
             raise GraspError(f"slots must be in 0 … {self._count - 1}, got {gone[0]} … {gone[-1]}; nothing was removed")
@@ -306,14 +287,15 @@ class Buffer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that decides what the buffer holds and will do: arrays, numbers and strings only."""
+        packed = "codes" if self._ragged else None
         return {
             "count": self._count,
             "seen": self.seen,
             "since": self.since,
             "overfull": self._overfull,
-            "capacity": self._bound.samples,
+            "capacity": self.capacity,
             "shape": None if self._shape is None else list(self._shape),
-            "columns": {name: self._saved(name) for name in self._storage},
+            "columns": {name: pack(self[name]) if name == packed else np.array(self[name]) for name in self._storage},
             "index": self.index.state_dict(),
             "maintenance": self.maintenance.state_dict(),
             "codec": None if self.codec is None else self.codec.state_dict(),
@@ -330,13 +312,12 @@ class Buffer:
             raise GraspError(f"the buffer and the state differ in columns: {', '.join(sorted(differ))}")
         if columns and self._ragged:
             columns["codes"] = unpack(columns["codes"])
-        storage = Storage(self._storage.folder, columns)
+        self._storage = Storage(self._storage.folder, columns)
         if self.codec is not None and state["codec"] is not None:
             self.codec.load_state_dict(state["codec"])
-        self._storage = storage
         self._count, self.seen, self._overfull = int(state["count"]), int(state["seen"]), bool(state["overfull"])
         self.since = int(state.get("since", 0))  # states of earlier versions have it in the learner
-        self._bound.samples = state["capacity"]
+        self.capacity = state["capacity"]
         self._shape = None if state["shape"] is None else tuple(state["shape"])
         self.index.load_state_dict(state["index"])
         self.maintenance.load_state_dict(state["maintenance"])
@@ -363,67 +344,55 @@ class Buffer:
         if missing := sorted(self.maintenance.columns - self.columns.keys()):
             needed = ", ".join(f"{name!r}: (shape, np.float32)" for name in missing)
             raise GraspError(
-                f"{type(self.maintenance).__name__} needs columns that the buffer does not have; add "
-                f"columns={{{needed}}}, where shape is () for a number and (d,) for a vector "
-                "(the rule's columns_for(embedding, features) returns them)"
+                f"{type(self.maintenance).__name__} needs columns that the buffer lacks; add columns={{{needed}}} with "
+                "shape () for a number and (d,) for a vector, or those of the rule's columns_for(embedding, features)"
             )
 
     def _check_folder(self, folder: Path) -> None:
         if self._ragged:
             raise GraspError(f"codec {type(self.codec).__name__} has codes of different lengths: use storage='ram'")
         if any(folder.glob("*.npy")):
-            raise GraspError(
-                f"{folder} already holds arrays; give the buffer an empty folder (to keep one, save its state_dict())"
-            )
-
-    def _view(self, name: str) -> Array:
-        if name not in self._storage:
-            shape, dtype = self._declared[name]
-            return np.empty((0, *shape), dtype)
-        return self._storage[name][: self._count]
-
-    def _saved(self, name: str) -> Any:
-        column = self._storage[name][: self._count]
-        return pack(column) if self._ragged and name == "codes" else np.array(column)
+            raise GraspError(f"{folder} already holds arrays; give the buffer an empty folder or load a state_dict()")
 
     def _make_room(self, codes: Array, lengths: Array | None, overflow: bool) -> None:
         """Make room for a batch. The first one shows how large a sample is, and so how many fit."""
         if self._shape is None:
             declared = {"codes": (codes.shape[1:], codes.dtype), **self._declared}
             self._storage = Storage(self._storage.folder, {n: np.empty((0, *s), t) for n, (s, t) in declared.items()})
-        if lengths is not None:  # each sample must fit alone, and as many fit as have the mean length
-            self._bound.settle(self._sample_bytes + int(lengths.max()), self._tables)
-            every = np.concatenate([self._view("lengths"), lengths])
-            self._bound.settle(self._sample_bytes + int(np.ceil(every.mean())), self._tables)
+        if lengths is not None:
+            self._fitting(int(lengths.max()))  # each sample must fit alone, and as many fit as have the mean length
+            self.capacity = self._fitting(int(np.ceil(np.concatenate([self["lengths"], lengths]).mean())))
         elif self._shape is None:
-            self._bound.settle(self._sample_bytes, self._tables)
+            self.capacity = self._fitting(0)
         if self.capacity is None or overflow or self._by_length:
             self._storage.reserve(self._count + len(codes))
         else:
             self._storage.reserve(self.capacity, exactly=True)
         self._shape = codes.shape[1:]
 
+    def _fitting(self, length: int) -> int | None:
+        return capacity_in_samples(self._given, self._sample_bytes + length, self._tables)
+
     @property
     def _by_length(self) -> bool:
         """Whether the number of samples that fit depends on their lengths: all enter first, then the rule evicts."""
-        return self._ragged and self._bound.nbytes is not None
+        return self._ragged and self._limit is not None
 
     def _excess(self) -> int:
         """Number of samples over the capacity; if lengths differ, as if all had the mean length."""
         if not self._by_length or not self._count:
             return 0 if self.capacity is None else max(0, self._count - self.capacity)
-        over = self.nbytes - (self._bound.nbytes or 0)
+        over = self.nbytes - (self._limit or 0)
         return max(0, min(self._count - 1, -(-over * self._count // (self.nbytes - self._tables))))
 
     def _shrink(self) -> Array:
         """Let the rule discard the excess; return the former slots of the samples that were evicted."""
-        before, excess = self.births.copy(), self._excess()
-        while True:
+        before = self.births.copy()
+        self._close_gaps(self.maintenance.shrink(self, self._excess(), self._rng))
+        while excess := self._excess():  # different lengths may take several rounds
             self._close_gaps(self.maintenance.shrink(self, excess, self._rng))
-            if not (excess := self._excess()):  # different lengths may take several rounds
-                break
         self.maintenance.renumbered(self)
-        return np.flatnonzero(_positions(self.births, before) < 0)
+        return np.flatnonzero(~np.isin(before, self.births))
 
     def _close_gaps(self, gone: Array) -> None:
         left = self._count - len(gone)
@@ -437,12 +406,3 @@ class Buffer:
         if self._ragged and self._count:
             self._storage["codes"][left : self._count] = None  # release the memory of evicted codes
         self._count = left
-
-
-def _positions(births: Array, wanted: Array) -> Array:
-    """Position of each of `wanted` [m] in `births` [n], whose values are all different; -1 if it is missing."""
-    if not len(births):
-        return np.full(len(wanted), -1)
-    order = np.argsort(births)
-    place = order[np.searchsorted(births, wanted, sorter=order).clip(max=len(births) - 1)]
-    return np.where(births[place] == wanted, place, -1)

@@ -16,29 +16,6 @@ _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
-class Bound:
-    """The limit of a buffer as `given`, and the number of `samples` that fit, None while unknown.
-
-    >>> bound = Bound("1MB")
-    >>> bound.settle(sample_bytes=968, codec_bytes=0)
-    >>> bound.samples, bound.nbytes
-    (1000, 1000000)
-    """
-
-    def __init__(self, given: int | str | None) -> None:
-        self.given = given
-        self.samples: int | None = None
-        self.nbytes: int | None = None
-        if isinstance(given, str):
-            self.nbytes = parse_bytes(given)  # report a misspelt size now, not at the first insertion
-        else:
-            self.settle(0, 0)
-
-    def settle(self, sample_bytes: int, codec_bytes: int) -> None:
-        """Compute how many samples of this size fit beside the codec's tables."""
-        self.samples = capacity_in_samples(self.given, sample_bytes, codec_bytes)
-
-
 def parse_bytes(text: str) -> int:
     """Return the bytes in a size such as "1.5GB" (decimal, as in the paper) or "512 MiB".
 

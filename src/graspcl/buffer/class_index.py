@@ -26,18 +26,11 @@ class ClassIndex:
     """
 
     def __init__(self) -> None:
-        self._pool = np.empty(0, np.int32)
-        self._end = 0  # the pool is in use up to here
-        self._start = np.empty(0, np.int32)
-        self._room = np.empty(0, np.int32)
-        self._size = np.empty(0, np.int32)
-        self._pos = np.empty(0, np.int32)
-        self._order = np.empty(0, np.int32)
-        self._rank = np.empty(0, np.int32)
-        self._above = np.zeros(1, np.int32)
-
-    def __len__(self) -> int:
-        return int(self._size.sum())
+        empty = np.empty(0, np.int32)
+        self._pool, self._end = empty, 0  # the pool is in use up to `_end`
+        self._start, self._room, self._size, self._order, self._rank = (empty,) * 5  # per class
+        self._pos = empty  # per slot
+        self._above = np.zeros(1, np.int32)  # per number of samples
 
     @property
     def classes(self) -> Array:
@@ -52,7 +45,7 @@ class ClassIndex:
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays of the index."""
-        return sum(a.nbytes for a in (self._pool, self._pos, *self._per_class, self._above))
+        return sum(array.nbytes for array in vars(self).values() if isinstance(array, np.ndarray))
 
     def slots_of(self, label: int) -> Array:
         """Return the slots of one class [n], empty if unknown: a read-only view that the next insertion may change."""
@@ -68,43 +61,35 @@ class ClassIndex:
 
     def grouped(self) -> tuple[Array, Array]:
         """Return all slots ordered by class, and the K+1 offsets at which classes start."""
-        classes = self.classes
-        offsets = np.concatenate(([0], np.cumsum(self._size[classes])))
-        if not len(classes):
-            return np.empty(0, np.int64), offsets
-        return np.concatenate([self.slots_of(int(c)) for c in classes]).astype(np.int64), offsets
+        offsets = np.concatenate(([0], np.cumsum(self.sizes)))
+        runs = [self.slots_of(int(c)) for c in self.classes]
+        return np.concatenate([np.empty(0, np.int64), *runs]), offsets
 
     # -- changes, in the given order -------------------------------------------------------------------------------
 
     def assign(self, slots: Array, labels: Array, old: Array) -> None:
-        """Put class `labels[i]` into `slots[i]`, in turn. `old[i]` is the class the slot held just before, or -1."""
+        """Put class `labels[i]` into `slots[i]`, in turn; `old[i]` is the class it held just before. -1 is no class."""
         from graspcl.buffer import kernels
 
-        self.reserve(labels, slots)
+        self._reserve(labels, slots)
         kernels.assign(slots, labels, old, self._arrays)
 
     def discard(self, slots: Array, labels: Array) -> None:
         """Take `slots` out of their classes."""
-        from graspcl.buffer import kernels
-
-        kernels.discard(slots, labels, self._arrays)
+        self.assign(slots, np.full(len(slots), -1), labels)
 
     def replace_largest(self, labels: Array, rng: np.random.Generator) -> Array:
         """For each label in turn, evict a random sample of the largest class; return the slots."""
         from graspcl.buffer import kernels
 
         slots = np.empty(len(labels), np.int64)
-        self.reserve(labels, slots[:0])
+        self._reserve(labels, slots[:0])
         kernels.replace_largest(labels, rng.random((len(labels), 2)), slots, self._arrays)
         return slots
 
     def remove_largest(self, number: int, rng: np.random.Generator) -> Array:
         """Evict a random sample of the largest class, `number` times; return the slots."""
-        from graspcl.buffer import kernels
-
-        slots = np.empty(number, np.int64)
-        kernels.remove_largest(rng.random((number, 2)), slots, self._arrays)
-        return slots
+        return self.replace_largest(np.full(number, -1), rng)
 
     def rename(self, source: Array, target: Array, labels: Array) -> None:
         """Move the samples in slots `source`, of classes `labels`, to the free slots `target`."""
@@ -120,15 +105,17 @@ class ClassIndex:
 
     # -- room ------------------------------------------------------------------------------------------------------
 
-    def reserve(self, labels: Array, slots: Array) -> None:
+    def _reserve(self, labels: Array, slots: Array) -> None:
         """Make room for `labels` without changing what is stored."""
+        labels = labels[labels >= 0]
         if not len(labels):
             return
-        self._grow_classes(int(labels.max()) + 1)
-        if len(slots):
-            self._pos = _grown(self._pos, int(slots.max()) + 1)
-        incoming = np.bincount(labels, minlength=len(self._size))
-        wanted = self._size + incoming
+        new = np.arange(len(self._size), int(labels.max()) + 1, dtype=np.int32)
+        if len(new):
+            self._start, self._room, self._size = (np.append(a, 0 * new) for a in (self._start, self._room, self._size))
+            self._order, self._rank = np.append(self._order, new), np.append(self._rank, new)
+        self._pos = _grown(self._pos, int(slots.max(initial=-1)) + 1)
+        wanted = self._size + np.bincount(labels, minlength=len(self._size))
         self._above = _grown(self._above, int(wanted.max()) + 1)
         if (wanted > self._room).any():
             self._relocate(wanted)
@@ -153,18 +140,6 @@ class ClassIndex:
         self._start[moving], self._room[moving] = start, rooms[moving]
         self._pool, self._end = pool, end + int(rooms[moving].sum())
 
-    def _grow_classes(self, number: int) -> None:
-        known = len(self._size)
-        if number <= known:
-            return
-        new = np.arange(known, number, dtype=np.int32)
-        self._start, self._room, self._size = (np.append(a, 0 * new) for a in (self._start, self._room, self._size))
-        self._order, self._rank = (np.append(a, new) for a in (self._order, self._rank))
-
-    @property
-    def _per_class(self) -> tuple[Array, ...]:
-        return self._start, self._room, self._size, self._order, self._rank
-
     @property
     def _arrays(self) -> IndexArrays:
         from graspcl.buffer.kernels import IndexArrays
@@ -175,8 +150,7 @@ class ClassIndex:
 
     def state_dict(self) -> dict[str, Any]:
         """Return arrays that restore the index exactly."""
-        names = ("pool", "start", "room", "size", "pos", "order", "rank", "above")
-        return {"end": self._end, **{name: getattr(self, f"_{name}").copy() for name in names}}
+        return {name[1:]: np.array(value) if name != "_end" else value for name, value in vars(self).items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state from `state_dict`."""
@@ -186,8 +160,5 @@ class ClassIndex:
 
 def _grown(array: Array, length: int) -> Array:
     """Return `array` with at least `length` entries, new ones zero. Growth by an eighth amortises appending."""
-    if length <= len(array):
-        return array
-    longer = np.zeros(max(length, int(len(array) * _GROWTH)), array.dtype)
-    longer[: len(array)] = array
-    return longer
+    new = max(length, int(len(array) * _GROWTH)) - len(array)
+    return np.pad(array, (0, new)) if length > len(array) else array

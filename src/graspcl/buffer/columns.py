@@ -1,13 +1,10 @@
-"""Columns of arrays that grow by rows, in memory or in memory-mapped .npy files; and what an insertion may put there.
-
-Everything wrong with a batch is found here, before anything stored changes.
-"""
+"""Columns of arrays that grow by rows, in memory or in .npy files; and checks of what an insertion puts there."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +21,10 @@ if TYPE_CHECKING:
 
 Columns = Mapping[str, tuple[tuple[int, ...], Any]]  # name -> (shape of one value, dtype)
 
-_LARGEST_LABEL = 2**24  # the class index holds arrays as long as the largest label
+_LARGEST_LABEL = 2**24 - 1  # the class index holds arrays as long as the largest label
 
 
-class Storage:
+class Storage(dict[str, Array]):
     """Named columns with the same number of rows, initialised with copies of `columns`.
 
     >>> storage = Storage(columns={"codes": np.ones((3, 8), np.uint8)})
@@ -37,35 +34,27 @@ class Storage:
     """
 
     def __init__(self, folder: str | Path | None = None, columns: Mapping[str, Array] | None = None) -> None:
+        columns = columns or {}
+        super().__init__({name: value[:0] for name, value in columns.items()})
         self.folder = None if folder is None else Path(folder)
-        self._columns = {name: value[:0] for name, value in (columns or {}).items()}
         if self.folder is not None:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise GraspError(f"the buffer cannot be stored in {self.folder}: {error.strerror}") from error
-        self.reserve(max((len(value) for value in (columns or {}).values()), default=0), exactly=True)
-        for name, value in (columns or {}).items():
+        self.reserve(max(map(len, columns.values()), default=0), exactly=True)
+        for name, value in columns.items():
             self[name][: len(value)] = value
-
-    def __getitem__(self, name: str) -> Array:
-        return self._columns[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._columns)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._columns
 
     @property
     def rows(self) -> int:
         """Number of rows that fit."""
-        return min((len(column) for column in self._columns.values()), default=0)
+        return min((len(column) for column in self.values()), default=0)
 
     @property
     def row_bytes(self) -> int:
         """Bytes of one row over all columns."""
-        return sum(column.dtype.itemsize * int(np.prod(column.shape[1:])) for column in self._columns.values())
+        return sum(column.dtype.itemsize * int(np.prod(column.shape[1:])) for column in self.values())
 
     def reserve(self, rows: int, exactly: bool = False) -> None:
         """Make room for `rows` rows; unless `exactly`, for half as many again, so that growth is amortised."""
@@ -74,7 +63,7 @@ class Storage:
         rows = rows if exactly else max(rows, self.rows + self.rows // 2, 64)
         grown: dict[str, Array] = {}
         try:
-            for name, old in self._columns.items():
+            for name, old in self.items():
                 grown[name] = self._allocate(name, (rows, *old.shape[1:]), old.dtype)
                 grown[name][: len(old)] = old
         except GraspError:
@@ -83,11 +72,11 @@ class Storage:
             raise
         for file in self._growing():
             os.replace(file, file.with_suffix(""))
-        self._columns = grown
+        self.update(grown)
 
     def _growing(self) -> list[Path]:
         """Files that columns are copied to while they grow. They replace the old ones when all are written."""
-        files = [] if self.folder is None else [self.folder / f"{name}.npy.new" for name in self._columns]
+        files = [] if self.folder is None else [self.folder / f"{name}.npy.new" for name in self]
         return [file for file in files if file.exists()]
 
     def _allocate(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -99,20 +88,15 @@ class Storage:
                 raise GraspError(f"not enough memory for {need:,} bytes of {name}; lower the capacity") from error
         path = self.folder / f"{name}.npy.new"
         try:
-            with open(path, "wb") as file:
-                npy.write_array_header_2_0(
-                    file, {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-                )
-                # Claim the blocks now: a full disk is then an error here, not a fatal signal at a later write.
-                if hasattr(os, "posix_fallocate"):
-                    os.posix_fallocate(file.fileno(), 0, file.tell() + need)
-                else:
-                    file.truncate(file.tell() + need)
+            column = npy.open_memmap(path, "w+", dtype, shape)
+            # Claim the blocks now: a full disk is then an error here, not a fatal signal at a later write.
+            if hasattr(os, "posix_fallocate"):
+                with open(path, "r+b") as file:
+                    os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
         except OSError as error:
-            raise GraspError(
-                f"the buffer's file {path.with_suffix('')} could not grow to {need:,} bytes: {error.strerror}"
-            ) from error
-        return npy.open_memmap(path, mode="r+")
+            grown = f"{path.with_suffix('')} could not grow to {need:,} bytes"
+            raise GraspError(f"the buffer's file {grown}: {error.strerror}") from error
+        return column
 
 
 def pack(codes: Array) -> dict[str, Array]:
@@ -143,16 +127,7 @@ def unpack(packed: dict[str, Any]) -> Array:
 
 
 def finite_tensor(inputs: Any) -> torch.Tensor:
-    """Return inputs [n, …] as a tensor.
-
-    Raises:
-        GraspError: some inputs are NaN or infinite.
-
-    >>> finite_tensor(np.array([[1.0], [np.nan]]))
-    Traceback (most recent call last):
-        ...
-    graspcl.errors.GraspError: 1 of 2 inputs are NaN or infinite (rows [1]); nothing was stored
-    """
+    """Return inputs [n, …] as a tensor; refuse NaN and infinity."""
     import torch
 
     if isinstance(inputs, np.ndarray):
@@ -165,33 +140,25 @@ def finite_tensor(inputs: Any) -> torch.Tensor:
         rows = (~finite).nonzero()[:, 0].tolist()
         if rows:
             shown = f"{rows[:5]}".replace("]", ", …]" if len(rows) > 5 else "]")
-            raise GraspError(
-                f"{len(rows)} of {len(tensor)} inputs are NaN or infinite (rows {shown}); nothing was stored"
-            )
+            count = f"{len(rows)} of {len(tensor)}"
+            raise GraspError(f"{count} inputs are NaN or infinite (rows {shown}); nothing was stored")
     return tensor
 
 
 def label_array(labels: Any) -> Array:
-    """Return labels [n] as int64.
-
-    >>> label_array([0, -1])
-    Traceback (most recent call last):
-        ...
-    graspcl.errors.GraspError: labels must be in 0 … 16777215, got -1 … 0; number classes from 0
-    """
-    given = _integers(labels, "labels")
-    if len(given) and (given.min() < 0 or given.max() >= _LARGEST_LABEL):
-        raise GraspError(
-            f"labels must be in 0 … {_LARGEST_LABEL - 1}, got {given.min()} … {given.max()}; number classes from 0"
-        )
-    return given.astype(np.int64)
+    """Return labels [n] as int64; refuse negative and huge ones."""
+    given = integer_array(labels, "labels")
+    if len(given) and (given.min() < 0 or given.max() > _LARGEST_LABEL):
+        found = f"{given.min()} … {given.max()}"
+        raise GraspError(f"labels must be in 0 … {_LARGEST_LABEL}, got {found}; number classes from 0")
+    return given
 
 
-def id_array(ids: Any, number: int) -> Array:
-    """Return the user's `number` ids as int64."""
-    given = _integers(ids, "ids")
-    if len(given) != number:
-        raise GraspError(f"there must be one id per sample, got {len(given)} ids and {number} labels")
+def integer_array(values: Any, what: str) -> Array:
+    """Return integers [n] as int64."""
+    given = np.asarray(_numpy(values))
+    if given.ndim != 1 or (len(given) and not np.issubdtype(given.dtype, np.integer)):
+        raise GraspError(f"{what} must be a vector of integers, got {given.dtype} of shape {given.shape}")
     return given.astype(np.int64)
 
 
@@ -204,16 +171,17 @@ def code_array(codes: Any, number: int, stored: Array | None, ragged: bool = Fal
         given = np.ascontiguousarray(_numpy(codes))
     if len(given) != number:
         raise GraspError(f"there must be one label per input, got {len(given)} inputs and {number} labels")
-    if stored is not None and given.shape[1:] != stored.shape[1:]:
+    if stored is None:
+        return given
+    if given.shape[1:] != stored.shape[1:]:
         raise GraspError(f"the buffer stores codes of shape {stored.shape[1:]}, got {given.shape[1:]}")
-    if stored is not None and not np.can_cast(given.dtype, stored.dtype, "same_kind"):
+    if not np.can_cast(given.dtype, stored.dtype, "same_kind"):
         raise GraspError(f"the buffer stores codes of type {stored.dtype}, got {given.dtype}")
-    if stored is not None and len(given) and not np.can_cast(given.dtype, stored.dtype):
+    if len(given) and not np.can_cast(given.dtype, stored.dtype):
         limits = np.finfo(stored.dtype) if stored.dtype.kind == "f" else np.iinfo(stored.dtype)
-        if given.min() < limits.min or given.max() > limits.max:
-            raise GraspError(
-                f"the buffer stores codes of type {stored.dtype}, which cannot hold {given.min()} … {given.max()}"
-            )
+        low, high = given.min(), given.max()
+        if low < limits.min or high > limits.max:
+            raise GraspError(f"the buffer stores codes of type {stored.dtype}, which cannot hold {low} … {high}")
     return given
 
 
@@ -227,25 +195,15 @@ def column_arrays(columns: Mapping[str, Any], declared: Columns, number: int, ru
         value = np.asarray(_numpy(columns[name]), dtype) if name in columns else np.zeros((number, *shape), dtype)
         if value.shape != (number, *shape):
             raise GraspError(f"column {name!r} takes values of shape {(number, *shape)}, got {value.shape}")
+        # Zeros or NaN in a column that the rule decides by would silently keep the wrong samples.
         if number and name in rule.wanted:
-            _refuse_unknown(name, value, name in columns, type(rule).__name__)
+            if name not in columns:
+                user, example = type(rule).__name__, f"columns={{{name!r}: …}}"
+                raise GraspError(f"{user} reads the column {name!r}; insert with {example}, a value per sample")
+            if bad := int((~np.isfinite(value)).reshape(number, -1).any(1).sum()):
+                raise GraspError(f"{bad} of {number} values of column {name!r} are NaN or infinite; nothing was stored")
         values[name] = value
     return values
-
-
-def _refuse_unknown(name: str, value: Array, given: bool, rule: str) -> None:
-    """Refuse missing values that a rule decides by: zeros or NaN would silently keep the wrong samples."""
-    if not given:
-        raise GraspError(f"{rule} reads the column {name!r}; insert with columns={{{name!r}: …}}, a value per sample")
-    if bad := int((~np.isfinite(value)).reshape(len(value), -1).any(1).sum()):
-        raise GraspError(f"{bad} of {len(value)} values of column {name!r} are NaN or infinite; nothing was stored")
-
-
-def _integers(values: Any, what: str) -> Array:
-    given = np.asarray(_numpy(values))
-    if given.ndim != 1 or (len(given) and not np.issubdtype(given.dtype, np.integer)):
-        raise GraspError(f"{what} must be a vector of integers, got {given.dtype} of shape {given.shape}")
-    return given
 
 
 def _numpy(values: Any) -> Any:

@@ -61,34 +61,20 @@ def _victim(chance: Array, index: IndexArrays) -> tuple[int, int]:
 
 @numba.njit(cache=True, nogil=True)
 def replace_largest(classes: Array, chances: Array, slots: Array, index: IndexArrays) -> None:
-    """For each incoming class in turn, evict a random sample of the largest class and give its slot to the newcomer."""
+    """For each class in turn, evict a random sample of the largest class and put the class there, unless it is -1."""
     for i in range(len(classes)):
         slot, c = _victim(chances[i], index)
         remove(slot, c, index)
-        add(slot, classes[i], index)
-        slots[i] = slot
-
-
-@numba.njit(cache=True, nogil=True)
-def remove_largest(chances: Array, slots: Array, index: IndexArrays) -> None:
-    """Evict a random sample of the largest class, once for each chance."""
-    for i in range(len(slots)):
-        slot, c = _victim(chances[i], index)
-        remove(slot, c, index)
+        if classes[i] >= 0:
+            add(slot, classes[i], index)
         slots[i] = slot
 
 
 @numba.njit(cache=True, nogil=True)
 def assign(slots: Array, classes: Array, old: Array, index: IndexArrays) -> None:
-    """Put each class into its slot in turn. `old[i]` is the class that the slot held before, or -1."""
+    """Put each class into its slot in turn. `old[i]` is the class that the slot held before. -1 is no class."""
     for i in range(len(slots)):
         if old[i] >= 0:
             remove(slots[i], old[i], index)
-        add(slots[i], classes[i], index)
-
-
-@numba.njit(cache=True, nogil=True)
-def discard(slots: Array, classes: Array, index: IndexArrays) -> None:
-    """Take each slot out of its class."""
-    for i in range(len(slots)):
-        remove(slots[i], classes[i], index)
+        if classes[i] >= 0:
+            add(slots[i], classes[i], index)

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Set
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -20,9 +20,12 @@ if TYPE_CHECKING:
     from graspcl.buffer.buffer import Buffer
     from graspcl.buffer.columns import Columns
 
+Head: TypeAlias = "Callable[[torch.Tensor], torch.Tensor]"
+
 rules: Registry[Maintenance] = Registry("maintenance", "graspcl.buffer")
 
 
+@dataclass
 class Maintenance:
     """A rule that keeps a buffer within its capacity. A subclass must define `replace` and `shrink`.
 
@@ -46,11 +49,8 @@ class Maintenance:
     def columns_for(self, embedding: int, features: int) -> Columns:
         """Return the columns that a buffer with this rule must be made with.
 
-        Vectors are "embedding" and "gradient"; all others are numbers. Override this for other vectors.
-
-        Args:
-            embedding: length of the network's embeddings.
-            features: length of the head's inputs.
+        "embedding" and "gradient" are vectors, as long as the network's embeddings and the head's inputs (`features`).
+        All others are numbers. Override this for other vectors.
 
         >>> LargestClassRule().columns_for(16, 16)
         {}
@@ -58,14 +58,11 @@ class Maintenance:
         vectors = {"embedding": (embedding,), "gradient": (features,)}
         return {name: (vectors.get(name, ()), np.float32) for name in sorted(self.columns)}
 
-    def values(
-        self, outputs: Any, targets: torch.Tensor, head: Callable[[torch.Tensor], torch.Tensor]
-    ) -> dict[str, torch.Tensor]:
-        """Compute the values of newcomers for the columns in `wanted`.
+    def values(self, outputs: Any, targets: torch.Tensor, head: Head) -> dict[str, torch.Tensor]:
+        """Compute the values of newcomers for the columns in `wanted`. A rule with columns of its own overrides this.
 
-        By default a rule can want "embedding"; "uncertainty", 1 - the largest softmax probability (1 before any class
-        is known); and "gradient", that of the loss with respect to the features. A rule with other columns overrides
-        this method.
+        Known are "embedding"; "uncertainty", 1 - the largest softmax probability (1 before any class is known); and
+        "gradient", that of the loss with respect to the features.
 
         Args:
             outputs: the network's outputs in eval mode, with `.embedding`, `.features` and `.logits` [n, …].
@@ -77,7 +74,7 @@ class Maintenance:
         known: dict[str, Callable[[], torch.Tensor]] = {
             "embedding": lambda: outputs.embedding,
             "uncertainty": lambda: 1 - pad(outputs.logits.softmax(1), (0, 1)).amax(1),
-            "gradient": lambda: _feature_gradients(outputs.features, targets, head, outputs.logits.shape[1]),
+            "gradient": lambda: _feature_gradients(outputs, targets, head),
         }
         if unknown := sorted(self.wanted - known.keys()):
             raise GraspError(f"{type(self).__name__} must define values(outputs, targets, head) for {unknown[0]!r}")
@@ -93,9 +90,7 @@ class Maintenance:
         """Return the slot of each newcomer in turn [n], or -1 if it is not kept. Free slots are taken first."""
         room = len(labels) if buffer.capacity is None else max(0, buffer.capacity - len(buffer))
         slots = buffer.append(labels[:room])
-        if room >= len(labels):
-            return slots
-        return np.concatenate([slots, self.replace(buffer, labels[room:], rng)])
+        return np.concatenate([slots, self.replace(buffer, labels[room:], rng)]) if len(labels) > room else slots
 
     def replace(self, buffer: Buffer, labels: Array, rng: np.random.Generator) -> Array:
         """As `place`, for a full buffer: overwrite slots with `buffer.overwrite` and return them."""
@@ -110,8 +105,8 @@ class Maintenance:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the rule remembers between calls: its fields with `init=False`, without leading underscores."""
-        fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(self) if dataclasses.is_dataclass(self) else ()
-        return {f.name.lstrip("_"): copy.deepcopy(getattr(self, f.name)) for f in fields if not f.init}
+        remembered = [field.name for field in dataclasses.fields(self) if not field.init]
+        return {name.lstrip("_"): copy.deepcopy(getattr(self, name)) for name in remembered}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state from `state_dict`."""
@@ -119,16 +114,12 @@ class Maintenance:
             setattr(self, f"_{name}", copy.deepcopy(value))
 
 
-def _feature_gradients(
-    features: torch.Tensor, targets: torch.Tensor, head: Callable[[torch.Tensor], torch.Tensor], classes: int
-) -> torch.Tensor:
-    """Gradients of the loss with respect to the features: the last layer's own are `classes` times as long.
-
-    A sample of a class without a row yet is only pushed away from the known classes.
-    """
+def _feature_gradients(outputs: Any, targets: torch.Tensor, head: Head) -> torch.Tensor:
+    """Gradients of the loss with respect to the features. A class without a row is only pushed away from the others."""
     import torch
 
-    if not classes:
+    features: torch.Tensor = outputs.features
+    if not outputs.logits.shape[1]:
         return torch.zeros_like(features)
     features = features.detach().clone().requires_grad_()
     with torch.enable_grad():
@@ -171,7 +162,6 @@ def last_owner(slots: Array) -> Array:
 
 
 @rules.register("largest_class")
-@dataclass
 class LargestClassRule(Maintenance):
     """The paper's rule (section 3): evict a random sample of the largest class; ties are broken uniformly."""
 
@@ -183,17 +173,15 @@ class LargestClassRule(Maintenance):
 
 
 @rules.register("reservoir")
-@dataclass
 class ReservoirRule(Maintenance):
     """Vitter's algorithm R: the buffer is always a uniform sample, without replacement, of everything seen."""
 
     def replace(self, buffer: Buffer, labels: Array, rng: np.random.Generator) -> Array:
         seen = buffer.seen + 1 + np.arange(len(labels))  # counting the sample itself
         slots = (rng.random(len(labels)) * seen).astype(np.int64)
-        slots[slots >= len(buffer)] = -1
-        kept = slots >= 0
+        kept = slots < len(buffer)
         buffer.overwrite(slots[kept], labels[kept])
-        return slots
+        return np.where(kept, slots, -1)
 
     def shrink(self, buffer: Buffer, excess: int, rng: np.random.Generator) -> Array:
         # The last `excess` arrivals were all kept. In a uniform sample of everything seen, their number would be
@@ -202,8 +190,7 @@ class ReservoirRule(Maintenance):
         arrived = np.argsort(buffer.births, kind="stable")
         old, new = arrived[:keep], arrived[keep:]
         newcomers = int(rng.hypergeometric(excess, buffer.seen - excess, keep))
-        gone = np.concatenate([rng.permutation(old)[:newcomers], rng.permutation(new)[newcomers:]])
-        return buffer.discard(gone)
+        return buffer.discard(np.concatenate([rng.permutation(old)[:newcomers], rng.permutation(new)[newcomers:]]))
 
 
 @rules.register("fifo")
@@ -217,14 +204,15 @@ class FifoRule(Maintenance):
 
     def replace(self, buffer: Buffer, labels: Array, rng: np.random.Generator) -> Array:
         turn = (self._head + np.arange(len(labels))) % len(buffer)
+        if 0 < len(self._queue) < len(buffer):  # samples were removed, and later ones took new slots at the end
+            self._queue = np.append(self._queue, np.arange(len(self._queue), len(buffer), dtype=np.int32))
         slots = self._queue[turn].astype(np.int64) if len(self._queue) else turn
         self._head = (self._head + len(labels)) % len(buffer)
         buffer.overwrite(slots, labels)
         return slots
 
     def shrink(self, buffer: Buffer, excess: int, rng: np.random.Generator) -> Array:
-        gone = np.argsort(buffer.births, kind="stable")[:excess]
-        return buffer.discard(gone)
+        return buffer.discard(np.argsort(buffer.births, kind="stable")[:excess])
 
     def renumbered(self, buffer: Buffer) -> None:
         queue = np.argsort(buffer.births, kind="stable").astype(np.int32)
@@ -250,10 +238,9 @@ class RingRule(Maintenance):
         turn = written[labels] + occurrence(labels)
         first = turn < self.per_class  # the class's ring is not full yet
         if buffer.capacity is not None and len(buffer) + int(first.sum()) > buffer.capacity:
-            raise GraspError(
-                f"RingRule(per_class={self.per_class}) needs more than the buffer's {buffer.capacity:,} slots for "
-                f"{len(np.union1d(buffer.index.classes, labels))} classes; lower per_class or raise the capacity"
-            )
+            needs = f"{self} needs more than the buffer's {buffer.capacity:,} slots"
+            classes = len(np.union1d(buffer.classes, labels))
+            raise GraspError(f"{needs} for {classes} classes; lower per_class or raise the capacity")
         slots = np.empty(len(labels), np.int64)
         slots[first] = buffer.append(labels[first])
         # Later rounds reuse slots of the same class, so the class index does not change.
@@ -265,8 +252,7 @@ class RingRule(Maintenance):
         newest_first = np.argsort(-buffer.births, kind="stable")
         age = np.empty(len(buffer), np.int64)
         age[newest_first] = occurrence(buffer.labels[newest_first].astype(np.int64))
-        gone = np.lexsort((buffer.births, -age))[: max(excess, int((age >= self.per_class).sum()))]
-        return buffer.discard(gone)
+        return buffer.discard(np.lexsort((buffer.births, -age))[: max(excess, int((age >= self.per_class).sum()))])
 
     def renumbered(self, buffer: Buffer) -> None:
         buffer.index.sort_runs(buffer.births)

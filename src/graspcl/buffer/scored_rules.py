@@ -21,9 +21,10 @@ class ByClassRule(Maintenance):
 
     A batch is handled as a whole: the losses of every class are counted first, and each class with losses is asked once
     for its `victims`. Class sizes end as they would one by one, up to ties, which are broken uniformly. A subclass
-    names its one column in `columns` and defines `victims`.
+    defines `victims` and, unless it reads embeddings, names its one column in `columns`.
     """
 
+    columns = frozenset({"embedding"})
     one_by_one = False
 
     def victims(self, label: int, values: Array, number: int, rng: np.random.Generator) -> Array:
@@ -50,8 +51,7 @@ class ByClassRule(Maintenance):
 
     def shrink(self, buffer: Buffer, excess: int, rng: np.random.Generator) -> Array:
         (column,) = self.columns
-        gone = self._leaving(buffer, np.empty(0, np.int64), buffer[column][:0], excess, rng)
-        return buffer.discard(gone)
+        return buffer.discard(self._leaving(buffer, np.empty(0, np.int64), buffer[column][:0], excess, rng))
 
     def _leaving(self, buffer: Buffer, labels: Array, incoming: Array, number: int, rng: np.random.Generator) -> Array:
         """Slots of the `number` samples that are evicted. Newcomers are numbered after the last slot."""
@@ -98,7 +98,6 @@ def unit(vectors: Array) -> Array:
 
 
 @rules.register("herding")
-@dataclass
 class HerdingRule(ByClassRule):
     """iCaRL's exemplars (Rebuffi et al. 2017): the largest class loses the samples last in its herding order.
 
@@ -106,8 +105,6 @@ class HerdingRule(ByClassRule):
     L2-normalised embeddings h and S the sum of those taken. Stored samples and newcomers of the class count. The order
     is computed at most once per class and batch: O(n²d) for a class of n.
     """
-
-    columns = frozenset({"embedding"})
 
     def victims(self, label: int, values: Array, number: int, rng: np.random.Generator) -> Array:
         return np.setdiff1d(np.arange(len(values)), herding_order(values, len(values) - number))
@@ -143,7 +140,6 @@ class KMeansRule(ByClassRule):
     """
 
     iterations: Natural = 5
-    columns = frozenset({"embedding"})
 
     def victims(self, label: int, values: Array, number: int, rng: np.random.Generator) -> Array:
         keep = len(values) - number
@@ -177,7 +173,6 @@ def _spread_centres(values: Array, number: int, rng: np.random.Generator) -> Arr
 
 
 @rules.register("exstream")
-@dataclass
 class ExStreamRule(ByClassRule):
     """ExStream (Hayes et al. 2019) on real samples: one of the two closest samples of the largest class is evicted.
 
@@ -185,8 +180,6 @@ class ExStreamRule(ByClassRule):
     one nearer to the class mean stays. The mean includes the batch's newcomers. O(n²d) in time and n² numbers in memory
     for a class of n, once per batch.
     """
-
-    columns = frozenset({"embedding"})
 
     def victims(self, label: int, values: Array, number: int, rng: np.random.Generator) -> Array:
         off_centre = ((values - values.mean(0)) ** 2).sum(1)
@@ -201,7 +194,6 @@ class ExStreamRule(ByClassRule):
 
 
 @rules.register("rainbow")
-@dataclass
 class RainbowRule(ByClassRule):
     """Rainbow Memory (Bang et al. 2021): the largest class keeps samples evenly spread from certain to uncertain.
 
@@ -217,7 +209,6 @@ class RainbowRule(ByClassRule):
 
 
 @rules.register("grasp")
-@dataclass
 class GraspRule(ByClassRule):
     """GRASP's order as a rule: the largest class keeps samples evenly spread from prototypical to atypical.
 
@@ -225,8 +216,6 @@ class GraspRule(ByClassRule):
     (`thinned`), so that a session finds easy and hard samples. (Harun et al. name storage by prototypicality as future
     work; this rule is the library's own.)
     """
-
-    columns = frozenset({"embedding"})
 
     def victims(self, label: int, values: Array, number: int, rng: np.random.Generator) -> Array:
         return thinned(1 - unit(values) @ unit(values.mean(0)), number, rng)
@@ -263,7 +252,6 @@ class MofRule(ByClassRule):
     """
 
     decay: Annotated[float, Range(0, 1, below=True)] = 0.9
-    columns = frozenset({"embedding"})
     _means: dict[int, Array] = field(default_factory=dict, init=False, repr=False)
 
     def arriving(self, buffer: Buffer, labels: Array, rng: np.random.Generator) -> None:
@@ -284,7 +272,6 @@ class MofRule(ByClassRule):
 
 
 @rules.register("clib")
-@dataclass
 class ClibRule(ByClassRule):
     """CLIB (Koh et al. 2022): the largest class, including newcomers, loses the samples of smallest importance.
 
@@ -357,7 +344,7 @@ class GssRule(Maintenance):
 
     def shrink(self, buffer: Buffer, excess: int, rng: np.random.Generator) -> Array:
         score = buffer["similarity"].astype(np.float64)
-        gone = rng.choice(len(buffer), excess, replace=False, p=_chances(score)) if excess else np.empty(0, np.int64)
+        gone = rng.choice(len(buffer), excess, replace=False, p=_chances(score)) if excess else np.arange(0)
         return buffer.discard(gone)
 
     def _similarity(self, buffer: Buffer, gradients: Array, stored: int, rng: np.random.Generator) -> Array:

@@ -44,10 +44,8 @@ class Encoded(Codec):
         codes = np.empty(len(inputs), object)
         for i, image in enumerate(inputs):
             if not isinstance(image, bytes | str | Path):
-                raise GraspError(
-                    f"the codec 'encoded' takes the bytes or the path of an image file (use 'identity' for tensors), "
-                    f"got {type(image).__name__} as input {i}"
-                )
+                kind = f"got {type(image).__name__} as input {i} (use the codec 'identity' for tensors)"
+                raise GraspError(f"the codec 'encoded' takes the bytes or the path of an image file, {kind}")
             codes[i] = image if isinstance(image, bytes) else os.path.abspath(image)
         return codes
 

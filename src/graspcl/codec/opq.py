@@ -44,8 +44,7 @@ class OPQ(Codec):
 
     @property
     def nbytes(self) -> int:
-        tensors = [t for t in (self._rotation, self._centroids) if t is not None]
-        return sum(t.numel() * t.element_size() for t in tensors)
+        return sum(table.numel() * table.element_size() for table in self.state_dict().values())
 
     def fit(self, inputs: torch.Tensor) -> OPQ:
         faiss = require("faiss", "opq")
@@ -55,15 +54,12 @@ class OPQ(Codec):
             fit = [m for m in range(1, dim + 1) if dim % m == 0]
             raise GraspError(f"codebooks must divide the {dim} dimensions and be one of {fit}, got {self.codebooks}")
         if len(vectors) < self.size:
-            raise GraspError(
-                f"{len(vectors)} vectors cannot train codebooks of {self.size} entries; give at least {self.size}"
-            )
+            raise GraspError(f"codebooks of {self.size} entries need at least {self.size} vectors, got {len(vectors)}")
         if len(vectors) > self.samples:
             choice = torch.Generator().manual_seed(self.seed)
             vectors = vectors[torch.randperm(len(vectors), generator=choice)[: self.samples]]
         # With fewer vectors than dimensions faiss writes beyond its memory. Repeated vectors train the same tables.
-        vectors = vectors.repeat(-(-dim // len(vectors)), 1)
-        x = vectors.float().cpu().contiguous().numpy()
+        x = vectors.repeat(-(-dim // len(vectors)), 1).float().cpu().contiguous().numpy()
         bits = self.size.bit_length() - 1
         rotation = faiss.OPQMatrix(dim, self.codebooks)
         rotation.niter = self.iterations
@@ -115,11 +111,9 @@ class OPQ(Codec):
             self._set(torch.as_tensor(state["rotation"]), torch.as_tensor(state["centroids"]))
 
     def _set(self, rotation: torch.Tensor, centroids: torch.Tensor) -> None:
-        expected = (self.codebooks, self.size, len(rotation) // self.codebooks)
-        if tuple(centroids.shape) != expected:
-            raise GraspError(
-                f"an OPQ with centroids of shape {tuple(centroids.shape)} does not fit {self!r}, which has {expected}"
-            )
+        found, expected = tuple(centroids.shape), (self.codebooks, self.size, len(rotation) // self.codebooks)
+        if found != expected:
+            raise GraspError(f"an OPQ with centroids of shape {found} does not fit {self!r}, which has {expected}")
         self._rotation, self._centroids, self._tables = rotation, centroids, {}
 
     def _trained(self) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,7 +11,7 @@ import torch
 from graspcl.buffer import Buffer, Columns, Maintenance, Placed
 from graspcl.checks import Array
 from graspcl.errors import GraspError
-from graspcl.testing.common import global_chance_untouched
+from graspcl.testing.common import contract, global_chance_untouched, same
 
 # Batches of a stream: small and large ones, one that fills the buffer midway, some larger than a small buffer.
 _BATCHES = (1, 3, 8, 5, 1, 40, 2, 17)
@@ -25,6 +25,10 @@ class Batch(NamedTuple):
     labels: Array
     ids: Array
 
+    def first(self, number: int) -> Batch:
+        """Return the first samples of the batch."""
+        return Batch(self.inputs[:number], self.labels[:number], self.ids[:number])
+
 
 def check_buffer(make: Callable[[], Buffer], shape: tuple[int, ...] = (4,), classes: int = 3) -> None:
     """Assert what learners and policies rely on.
@@ -37,15 +41,21 @@ def check_buffer(make: Callable[[], Buffer], shape: tuple[int, ...] = (4,), clas
 
     >>> check_buffer(lambda: Buffer(capacity=30))
     """
-    name, batches = f"{type(make()).__name__} with {make().maintenance}", list(_stream(shape, classes))
-    with global_chance_untouched(name):
-        _check_stream(make(), batches, name)
-        _check_one_sample(make(), batches[0], name)
-        _check_repeatable(make, batches, name)
-        _check_restored(make, batches, name)
-        _check_empty_batches(make, batches, name)
-        _check_refusals(make(), batches, name)
-        _check_overflow(make(), batches, name)
+    batches = list(_stream(shape, classes))
+    with contract(f"{type(make()).__name__} with {make().maintenance}"), global_chance_untouched("it"):
+        known, buffer = _Known(), make()
+        for batch in batches:
+            known.insert(buffer, batch)
+            _check_size(buffer)
+        first = _history(make(), [batches[0].first(1)])[0]
+        assert first[:3] == ([0], [], 1), "must keep the first sample it is given, and evict nothing for it"
+        history = _history(make(), batches)
+        same_seed = history == _history(make(), batches)
+        assert same_seed, "made twice with one seed must do the same; does it use another generator?"
+        assert history == _history(make(), batches, pauses=True), "must not be changed by an empty batch"
+        _check_restored(make, batches)
+        _check_refusals(make(), batches)
+        _check_overflow(make(), batches)
 
 
 def check_maintenance(make_rule: Callable[[], Maintenance], columns: Columns | None = None) -> None:
@@ -61,35 +71,20 @@ def check_maintenance(make_rule: Callable[[], Maintenance], columns: Columns | N
     """
     for capacity in (30, 6, None):
         check_buffer(lambda capacity=capacity: _buffer(capacity, make_rule(), columns, 1))  # type: ignore[misc]
-    if make_rule().one_by_one:
-        _check_batches_are_sequences(make_rule, columns)
+    with contract(type(make_rule()).__name__):
+        if make_rule().one_by_one:
+            _check_batches_are_sequences(make_rule, columns)
 
 
 # -- one property each ---------------------------------------------------------------------------------------------
 
 
-def _check_stream(buffer: Buffer, batches: list[Batch], name: str) -> None:
-    """Slots are dense, classes agree with labels, and every slot holds the sample of its id."""
-    known = _Known()
-    for batch in batches:
-        known.insert(buffer, batch, name)
-        assert buffer.capacity is None or len(buffer) <= buffer.capacity, (
-            f"{name} holds {len(buffer)} samples, more than its capacity of {buffer.capacity}"
-        )
+def _check_size(buffer: Buffer) -> None:
+    bound = buffer.capacity
+    assert bound is None or len(buffer) <= bound, f"holds {len(buffer)} samples, more than its capacity of {bound}"
 
 
-def _check_one_sample(buffer: Buffer, batch: Batch, name: str) -> None:
-    placed = _insert(buffer, Batch(batch.inputs[:1], batch.labels[:1], batch.ids[:1]))
-    assert len(buffer) == 1 and placed.slots.tolist() == [0], f"{name} must keep the first sample it is given"
-    assert not len(placed.evicted), f"{name} reports an eviction from an empty buffer"
-
-
-def _check_repeatable(make: Callable[[], Buffer], batches: list[Batch], name: str) -> None:
-    first, second = _history(make(), batches), _history(make(), batches)
-    assert first == second, f"{name} made twice with one seed must do the same; does it use another generator?"
-
-
-def _check_restored(make: Callable[[], Buffer], batches: list[Batch], name: str) -> None:
+def _check_restored(make: Callable[[], Buffer], batches: list[Batch]) -> None:
     for middle in (0, 4):
         buffer = make()
         _history(buffer, batches[:middle])
@@ -97,37 +92,24 @@ def _check_restored(make: Callable[[], Buffer], batches: list[Batch], name: str)
         uninterrupted = _history(buffer, batches[middle:])
         restored = make()
         restored.load_state_dict(state)
-        assert _history(restored, batches[middle:]) == uninterrupted, (
-            f"{name} restored from its state after {middle} batches must continue as if uninterrupted; "
-            "does state_dict copy everything, including the generator?"
-        )
+        where = f"restored from its state after {middle} batches"
+        again = _history(restored, batches[middle:])
+        assert again == uninterrupted, f"{where} must continue as if uninterrupted; does state_dict copy everything?"
         if len(buffer):
             slots = np.arange(len(buffer))
-            same = torch.equal(buffer.fetch(slots)[0], restored.fetch(slots)[0])
-            assert same, f"{name} restored from its state returns other inputs"
+            assert same(buffer.fetch(slots), restored.fetch(slots)), f"{where} returns other inputs"
 
 
-def _check_empty_batches(make: Callable[[], Buffer], batches: list[Batch], name: str) -> None:
-    buffer, nothing = make(), Batch(batches[0].inputs[:0], np.empty(0, np.int64), np.empty(0, np.int64))
-    with_pauses = []
-    for batch in batches:
-        placed = buffer.insert(*nothing)
-        assert not len(placed.slots) and not len(placed.evicted), f"{name} placed samples of an empty batch"
-        with_pauses += _history(buffer, [batch])
-    assert with_pauses == _history(make(), batches), f"{name} must not be changed by an empty batch"
-
-
-def _check_refusals(buffer: Buffer, batches: list[Batch], name: str) -> None:
+def _check_refusals(buffer: Buffer, batches: list[Batch]) -> None:
     _history(buffer, batches[:4])
     inputs, labels, ids = batches[4]
-    wrong_shape = torch.zeros(len(inputs), *inputs.shape[1:], 2)
     refused: dict[str, tuple[Any, Any, Any]] = {
         "a negative label": (inputs, labels - 100, ids),
         "float labels": (inputs, labels + 0.5, ids),
         "a label too many": (inputs, np.append(labels, 0), None),
         "an id too many": (inputs, labels, np.append(ids, 0)),
         "NaN": (inputs * float("nan"), labels, ids),
-        "inputs of another shape": (wrong_shape, labels, ids),
+        "inputs of another shape": (torch.zeros(len(inputs), *inputs.shape[1:], 2), labels, ids),
     }
     before = _contents(buffer)
     for mistake, arguments in refused.items():
@@ -136,29 +118,27 @@ def _check_refusals(buffer: Buffer, batches: list[Batch], name: str) -> None:
         except GraspError:
             pass
         else:
-            raise AssertionError(f"{name} must refuse {mistake} with a GraspError")
-        assert _contents(buffer) == before, f"{name} refused {mistake}, but changed its contents"
+            raise AssertionError(f"must refuse {mistake} with a GraspError")
+        assert _contents(buffer) == before, f"refused {mistake}, but changed its contents"
 
 
-def _check_overflow(buffer: Buffer, batches: list[Batch], name: str) -> None:
+def _check_overflow(buffer: Buffer, batches: list[Batch]) -> None:
     known = _Known()
     for round_ in (batches[:2], batches[2:5], batches[5:]):
         for batch in round_:
             count = len(buffer)
-            known.insert(buffer, batch, name, overflow=True)
-            assert len(buffer) == count + len(batch.ids), f"{name} must keep all samples inserted with overflow=True"
+            known.insert(buffer, batch, overflow=True)
+            assert len(buffer) == count + len(batch.ids), "must keep all samples inserted with overflow=True"
         before = buffer.ids.copy()
         gone = buffer.compress()
-        assert buffer.capacity is None or len(buffer) <= buffer.capacity, f"{name}.compress() left too many samples"
-        assert len(np.unique(gone)) == len(gone) == len(before) - len(buffer), (
-            f"{name}.compress() must return every slot it emptied, once"
-        )
-        assert set(buffer.ids.tolist()) == set(np.delete(before, gone).tolist()), (
-            f"{name}.compress() kept other samples than those whose slots it did not return"
-        )
-        known.check(buffer, name)
+        _check_size(buffer)
+        emptied = len(np.unique(gone)) == len(gone) == len(before) - len(buffer)
+        assert emptied, "compress() must return every slot it emptied, once"
+        left = np.delete(before, gone)
+        assert set(buffer.ids.tolist()) == set(left.tolist()), "compress() evicted other slots than it returned"
+        known.check(buffer)
     for batch in _stream(batches[0].inputs.shape[1:], int(batches[5].labels.max()) + 1, seed=1):
-        known.insert(buffer, batch._replace(ids=batch.ids + 10**6), name)
+        known.insert(buffer, batch._replace(ids=batch.ids + 10**6))
 
 
 def _check_batches_are_sequences(make_rule: Callable[[], Maintenance], columns: Columns | None) -> None:
@@ -166,7 +146,7 @@ def _check_batches_are_sequences(make_rule: Callable[[], Maintenance], columns: 
 
     A correct rule fails with a probability below 0.0001. A frequency that is off by 0.2 is found with one above 0.99.
     """
-    name, labels = type(make_rule()).__name__, np.array([0, 0, 1, 0, 0, 2, 0, 1, 2])
+    labels = np.array([0, 0, 1, 0, 0, 2, 0, 1, 2])
     inputs, survived = np.zeros((len(labels), 1), np.float32), np.zeros((2, len(labels)))
     rng = np.random.default_rng(2)
     for _ in range(_TRIALS):
@@ -180,7 +160,7 @@ def _check_batches_are_sequences(make_rule: Callable[[], Maintenance], columns: 
     error = np.sqrt((batch * (1 - batch) + single * (1 - single)) / _TRIALS)
     wrong = np.flatnonzero(np.abs(batch - single) > 4.5 * error)
     assert not len(wrong), (
-        f"{name} treats a batch unlike its samples one by one: arrivals {wrong.tolist()} survive with frequency "
+        f"treats a batch unlike its samples one by one: arrivals {wrong.tolist()} survive with frequency "
         f"{batch[wrong].round(3).tolist()} in a batch and {single[wrong].round(3).tolist()} one by one"
     )
 
@@ -194,7 +174,7 @@ class _Known:
     def __init__(self) -> None:
         self.samples: dict[int, tuple[torch.Tensor, int, int, dict[str, Array]]] = {}  # input, label, birth, columns
 
-    def insert(self, buffer: Buffer, batch: Batch, name: str, overflow: bool = False) -> None:
+    def insert(self, buffer: Buffer, batch: Batch, overflow: bool = False) -> None:
         """Insert a batch and compare what the buffer reports with what it did."""
         before, seen = buffer.ids.copy(), buffer.seen
         decoded = buffer.decode(buffer.encode(batch.inputs))
@@ -203,43 +183,36 @@ class _Known:
             own = {column: value[i] for column, value in values.items()}
             self.samples[number] = decoded[i], int(batch.labels[i]), seen + i, own
         placed = _insert(buffer, batch, overflow)
-        self.check(buffer, name)
-        assert buffer.seen == seen + len(batch.ids), f"{name}.seen must count every sample offered, kept or not"
-        assert placed.slots.shape == batch.ids.shape, f"{name} must report a slot (or -1) for every sample of a batch"
-        kept = placed.slots >= 0
-        assert np.array_equal(buffer.ids[placed.slots[kept]], batch.ids[kept]), (
-            f"{name} reports slots that do not hold the samples it says it put there"
-        )
-        assert kept.sum() == np.isin(buffer.ids, batch.ids).sum(), f"{name} kept samples that it reports as not kept"
-        changed = np.flatnonzero(buffer.ids[: len(before)] != before)
-        reported = sorted(placed.evicted.tolist())
-        assert reported == changed.tolist(), (
-            f"{name} reports evictions from slots {reported}, but other samples now lie in {changed.tolist()}"
-        )
+        self.check(buffer)
+        assert buffer.seen == seen + len(batch.ids), "`seen` must count every sample offered, kept or not"
+        assert placed.slots.shape == batch.ids.shape, "must report a slot (or -1) for every sample of a batch"
+        kept, stored = placed.slots >= 0, buffer.ids
+        assert same(stored[placed.slots[kept]], batch.ids[kept]), "reports slots that do not hold the samples"
+        assert kept.sum() == np.isin(stored, batch.ids).sum(), "kept samples that it reports as not kept"
+        changed, reported = np.flatnonzero(stored[: len(before)] != before).tolist(), sorted(placed.evicted.tolist())
+        assert reported == changed, f"reports evictions from slots {reported}, but {changed} hold other samples now"
 
-    def check(self, buffer: Buffer, name: str) -> None:
+    def check(self, buffer: Buffer) -> None:
         """Compare the whole buffer with what was inserted under its ids."""
         count, ids = len(buffer), buffer.ids.tolist()
-        assert len(ids) == len(buffer.labels) == count, f"{name}: ids and labels must be as long as the buffer"
-        assert len(set(ids)) == count, f"{name} stores a sample twice"
+        assert len(ids) == len(buffer.labels) == count, "ids and labels must be as long as the buffer"
+        assert len(set(ids)) == count, "stores a sample twice"
         inputs, labels, births, columns = zip(*(self.samples[i] for i in ids), strict=True)
-        assert buffer.labels.tolist() == list(labels), f"{name}: labels do not belong to their ids"
-        assert buffer.births.tolist() == list(births), f"{name}: births do not belong to their ids"
+        assert buffer.labels.tolist() == list(labels), "labels do not belong to their ids"
+        assert buffer.births.tolist() == list(births), "births do not belong to their ids"
         for column in buffer.maintenance.wanted:
             expected = np.stack([own[column] for own in columns])
-            assert np.array_equal(buffer[column], expected), f"{name}: {column} does not belong to its ids"
-        classes, runs = buffer.classes.tolist(), [buffer.slots_of(int(c)) for c in buffer.classes]
-        assert classes == sorted(set(buffer.labels.tolist())), f"{name}.classes are not the labels stored"
-        assert buffer.sizes.tolist() == [len(run) for run in runs], f"{name}.sizes are not those of slots_of"
-        assert all((buffer.labels[run] == c).all() for c, run in zip(classes, runs, strict=True)), (
-            f"{name}.slots_of gives slots of another class"
-        )
-        assert sorted(s for run in runs for s in run.tolist()) == list(range(count)), (
-            f"{name}: the slots of all classes must be 0 … {count - 1}, each once"
-        )
+            assert same(buffer[column], expected), f"{column} does not belong to its ids"
+        runs = {int(c): buffer.slots_of(int(c)) for c in buffer.classes}
+        assert list(runs) == sorted(set(labels)), "classes are not the labels stored"
+        assert buffer.sizes.tolist() == [len(run) for run in runs.values()], "sizes are not those of slots_of"
+        pure = all((buffer.labels[run] == c).all() for c, run in runs.items())
+        assert pure, "slots_of gives slots of another class"
+        slots = np.sort(np.concatenate(list(runs.values())))
+        assert same(slots, np.arange(count)), f"the slots of all classes must be 0 … {count - 1}, each once"
         fetched, fetched_labels = buffer.fetch(np.arange(count))
-        assert fetched_labels.tolist() == list(labels), f"{name}.fetch returns other labels than are stored"
-        assert torch.allclose(fetched, torch.stack(inputs), atol=1e-5), f"{name}.fetch returns another sample"
+        assert fetched_labels.tolist() == list(labels), "fetch returns other labels than are stored"
+        assert torch.allclose(fetched, torch.stack(inputs), atol=1e-5), "fetch returns another sample"
 
 
 def _stream(shape: tuple[int, ...], classes: int, seed: int = 0) -> Iterator[Batch]:
@@ -268,9 +241,16 @@ def _insert(buffer: Buffer, batch: Batch, overflow: bool = False) -> Placed:
     return buffer.insert(*batch, columns=columns, overflow=overflow)
 
 
-def _history(buffer: Buffer, batches: list[Batch]) -> list[tuple[Any, ...]]:
-    """Insert batches; return everything visible after each."""
-    return [(*(part.tolist() for part in _insert(buffer, batch)), *_contents(buffer)) for batch in batches]
+def _history(buffer: Buffer, batches: list[Batch], pauses: bool = False) -> list[tuple[Any, ...]]:
+    """Insert batches, with empty ones in between if `pauses`; return everything visible after each."""
+    seen = []
+    for batch in batches:
+        if pauses:
+            nothing = buffer.insert(*batch.first(0))
+            assert not len(nothing.slots) and not len(nothing.evicted), "placed samples of an empty batch"
+        placed = _insert(buffer, batch)
+        seen.append((placed.slots.tolist(), placed.evicted.tolist(), *_contents(buffer)))
+    return seen
 
 
 def _contents(buffer: Buffer) -> tuple[Any, ...]:

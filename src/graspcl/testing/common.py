@@ -53,12 +53,21 @@ class ToyNetwork(nn.Module):
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Run torch on one thread: for tensors this small, threads mostly wait for each other."""
+def contract(part: str) -> Iterator[None]:
+    """Name the part in every failed assertion. Run torch on one thread: small tensors make threads wait for each other.
+
+    >>> with contract("my codec"):
+    ...     assert not "lossless", "loses something"
+    Traceback (most recent call last):
+        ...
+    AssertionError: my codec: loses something
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         yield
+    except AssertionError as error:
+        raise AssertionError(f"{part}: {error}") from error
     finally:
         torch.set_num_threads(threads)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from graspcl.model import SplitNetwork, veridical
+from graspcl.testing.common import contract, global_chance_untouched, same
 
 
 def check_network(make: Callable[[], SplitNetwork], inputs: torch.Tensor) -> None:
@@ -20,20 +21,18 @@ def check_network(make: Callable[[], SplitNetwork], inputs: torch.Tensor) -> Non
     >>> images = torch.randint(256, (4, 3, 32, 32), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
     >>> check_network(lambda: make_network("small", classes=3, generator=torch.Generator().manual_seed(0)), images)
     """
-    before = torch.get_rng_state()
-    network, other = make().eval(), make().eval()
-    _check_shapes(network, inputs)
-    state = network.state_dict()
-    assert all(torch.equal(value, state[name]) for name, value in other.state_dict().items()), (
-        "the same generator must give the same weights"
-    )
-    _check_training(network, inputs)
-    assert torch.equal(before, torch.get_rng_state()), "torch's global generator is not used"
-    other.load_state_dict(network.state_dict())
-    latents = network.encode(inputs)
-    assert torch.equal(network(latents).logits, other.eval()(latents).logits), "a state restores the network"
-    raw = veridical(other).eval()(inputs).logits
-    torch.testing.assert_close(raw, network(latents).logits, msg="raw inputs must give the same logits as latents")
+    with contract("the network"):
+        with global_chance_untouched("it"):
+            network, other = make().eval(), make().eval()
+            _check_shapes(network, inputs)
+            equal = same(dict(network.state_dict()), dict(other.state_dict()))
+            assert equal, "the same generator must give the same weights"
+            _check_training(network, inputs)
+        other.load_state_dict(network.state_dict())
+        latents = network.encode(inputs)
+        assert torch.equal(network(latents).logits, other.eval()(latents).logits), "a state restores the network"
+        raw = veridical(other).eval()(inputs).logits
+        torch.testing.assert_close(raw, network(latents).logits, msg="raw inputs must give the same logits as latents")
 
 
 def _check_shapes(network: SplitNetwork, inputs: torch.Tensor) -> None:
@@ -65,6 +64,5 @@ def _check_training(network: SplitNetwork, inputs: torch.Tensor) -> None:
     assert not untouched, f"every parameter that learns needs a gradient, but {untouched[:3]} have none"
     optimizer.step()
     network.eval()
-    for name, value in network.frozen.state_dict().items():
-        assert torch.equal(value, frozen[name]), f"the frozen part must not change, but {name} did"
+    assert same(frozen, dict(network.frozen.state_dict())), "the frozen part must not change"
     assert torch.equal(network.encode(inputs), latents), "latents stay the same, whatever the plastic part learns"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,7 @@ from graspcl.checks import Array
 from graspcl.policy import Budget, Policy, Session, batches
 from graspcl.policy.policy import QUANTITIES
 from graspcl.random import restore_rng, rng_state
-from graspcl.testing.common import Outputs, ToyNetwork, global_chance_untouched, one_thread, same
+from graspcl.testing.common import Outputs, ToyNetwork, contract, global_chance_untouched, same
 
 _DIM = 6
 # Sessions on each side when slot orders are compared, and the difference in standard errors that fails. This finds a
@@ -51,12 +52,12 @@ class Case:
         """Number of old samples."""
         return len(self.labels) // 2
 
-    def session(self, policy: Policy, buffer: Buffer, seed: int = 0) -> Session:
+    def session(self, policy: Policy, seed: int = 0, buffer: Buffer | None = None) -> Session:
         """Return a session as a learner makes it. A policy that needs nothing of a network gets none."""
         classes = from_numpy(np.unique(self.labels))
         network = ToyNetwork(_DIM, len(classes)) if policy.needs - _WITHOUT_NETWORK else None
         rng = np.random.default_rng(seed)
-        return Session(buffer, self.budget, rng, network, lambda k: searchsorted(classes, k))
+        return Session(buffer or self.buffer(), self.budget, rng, network, lambda k: searchsorted(classes, k))
 
 
 _WITHOUT_NETWORK = {"labels", "ids", "births", "new", "feedback"}
@@ -86,101 +87,94 @@ def check_policy(policy: Policy, *, random: bool = True) -> None:
     >>> from graspcl.policy import Grasp
     >>> check_policy(Grasp(eps=1e-6))
     """
-    with one_thread():
-        _check_description(policy)
+    with contract(repr(policy)):
+        with contract(TYPICAL.what):
+            _check_description(policy)
         for case in CASES:
-            _check_draws(policy, case)
-        _check_side_effects(policy)
-        _check_seeds(policy, random)
-        _check_resume(policy)
-        _check_second_session(policy)
-        _check_slot_order(policy)
+            with contract(case.what):
+                _check_draws(policy, case)
+        with contract(TYPICAL.what):
+            _check_side_effects(policy)
+            _check_seeds(policy, random)
+            _check_resume(policy)
+            _check_slot_order(policy)
+        with contract("a second session, over a grown buffer"):
+            _check_second_session(policy)
 
 
 def _check_description(policy: Policy) -> None:
     unknown = set(policy.needs) - QUANTITIES.keys()
-    _require(not unknown, f"`needs` names {unknown}, which no session offers; it offers {set(QUANTITIES)}")
+    assert not unknown, f"`needs` names {unknown}, which no session offers; it offers {set(QUANTITIES)}"
     listens = type(policy).observe is not Policy.observe
-    _require("feedback" in policy.needs or not listens, 'the policy defines observe(): add "feedback" to `needs`')
+    assert "feedback" in policy.needs or not listens, 'the policy defines observe(): add "feedback" to `needs`'
     parameters = policy.parameters()
     for name, value in parameters.items():
-        _require(f"{name}={value!r}" in repr(policy), f"repr does not show {name}={value!r}: {policy!r}")
+        assert f"{name}={value!r}" in repr(policy), f"repr does not show {name}={value!r}: {policy!r}"
     used = policy.clone()
-    _run(used, TYPICAL)
+    _run(used, TYPICAL.session(policy))
     clone = used.clone()
-    _require(type(clone) is type(policy), f"clone() gives a {type(clone).__name__}")
-    _require(clone.parameters() == parameters, f"a clone has parameters {clone.parameters()}, not {parameters}")
+    assert type(clone) is type(policy), f"clone() gives a {type(clone).__name__}"
+    assert clone.parameters() == parameters, f"a clone has parameters {clone.parameters()}, not {parameters}"
     kept, fresh = clone.state_dict().keys(), policy.clone().state_dict().keys()
-    _require(kept == fresh, f"a clone of a used policy has history: {set(kept ^ fresh)}")
+    assert kept == fresh, f"a clone of a used policy has history: {set(kept ^ fresh)}"
     for name, value in vars(used).items():
-        _require(
-            not isinstance(value, (Session, Buffer, nn.Module)),
-            f"the policy keeps the {type(value).__name__} as self.{name}: it becomes outdated and enters checkpoints",
-        )
+        live = f"the policy keeps the {type(value).__name__} as self.{name}"
+        outdated = isinstance(value, (Session, Buffer, nn.Module))
+        assert not outdated, f"{live}: it becomes outdated and enters checkpoints"
 
 
 def _check_draws(policy: Policy, case: Case) -> None:
     """The budget is met with valid slots (`batches` checks them), and draws are balanced if the policy says so."""
-    buffer = case.buffer()
-    drawn = _run(policy.clone(), case, buffer)
-    wanted = case.budget.samples
-    _require(len(drawn) == wanted, f"{case.what}: {len(drawn)} draws for a budget of {wanted}")
+    buffer, wanted = case.buffer(), case.budget.samples
+    drawn = _run(policy.clone(), case.session(policy, buffer=buffer))
+    assert len(drawn) == wanted, f"{len(drawn)} draws for a budget of {wanted}"
     if policy.balanced:
         counts = np.bincount(buffer.labels[drawn], minlength=max(case.labels) + 1)[np.unique(case.labels)]
-        _require(bool(np.ptp(counts) <= 1), f"{case.what}: `balanced`, but the classes got {counts.tolist()} draws")
+        assert np.ptp(counts) <= 1, f"`balanced`, but the classes got {counts.tolist()} draws"
 
 
 def _check_side_effects(policy: Policy) -> None:
     buffer = TYPICAL.buffer()
-    session = TYPICAL.session(policy, buffer)
+    session = TYPICAL.session(policy, buffer=buffer)
     held = copy.deepcopy(buffer.state_dict())
     network = session._network if isinstance(session._network, nn.Module) else nn.Module()
     for number, module in enumerate(network.modules()):
         module.training = number % 2 == 0
     weights = copy.deepcopy(network.state_dict())
     modes = [module.training for module in network.modules()]
-    with global_chance_untouched(f"{policy!r} must draw from `session.rng` only, but"):
-        _run(policy.clone(), TYPICAL, buffer, session=session)
-    _require(same(held, buffer.state_dict()), "the policy changed the buffer")
-    _require(same(weights, network.state_dict()), "the policy changed the network's weights or running statistics")
-    _require(modes == [m.training for m in network.modules()], "the policy changed the network's train/eval mode")
-    _require(all(p.grad is None for p in network.parameters()), "the policy left gradients in the network's .grad")
+    with global_chance_untouched("the policy must draw from `session.rng` only, but"):
+        _run(policy.clone(), session)
+    assert same(held, buffer.state_dict()), "the policy changed the buffer"
+    assert same(weights, network.state_dict()), "the policy changed the network's weights or running statistics"
+    assert modes == [m.training for m in network.modules()], "the policy changed the network's train/eval mode"
+    assert all(p.grad is None for p in network.parameters()), "the policy left gradients in the network's .grad"
 
 
 def _check_seeds(policy: Policy, random: bool) -> None:
-    first, again = (_run(policy.clone(), TYPICAL, seed=3) for _ in range(2))
-    _require(same(first, again), "two sessions with the same seed drew differently: `session.rng` must decide alone")
-    if random:
-        others = [_run(policy.clone(), TYPICAL, seed=seed) for seed in range(4, 8)]
-        _require(
-            not all(same(first, other) for other in others),
-            "five seeds gave the same draws; if that is meant, check_policy(policy, random=False)",
-        )
+    first, again, *others = (_run(policy.clone(), TYPICAL.session(policy, seed)) for seed in (3, 3, 4, 5, 6, 7))
+    assert same(first, again), "two sessions with the same seed drew differently: `session.rng` must decide alone"
+    differ = not random or any(not same(first, other) for other in others)
+    assert differ, "five seeds gave the same draws; if that is meant, check_policy(policy, random=False)"
 
 
 def _check_resume(policy: Policy) -> None:
-    whole = _run(policy.clone(), TYPICAL)
+    whole = _run(policy.clone(), TYPICAL.session(policy))
     for begun in (1, TYPICAL.budget.updates - 2):
-        stopped, buffer = policy.clone(), TYPICAL.buffer()
-        session = TYPICAL.session(policy, buffer)
-        head = _run(stopped, TYPICAL, buffer, session=session, updates=begun)
-        restored = policy.clone()
+        stopped, restored = policy.clone(), policy.clone()
+        session, rest = TYPICAL.session(policy), TYPICAL.session(policy)
+        head = _run(stopped, session, updates=begun)
         restored.load_state_dict(stopped.state_dict())
-        rest = TYPICAL.session(policy, buffer)
         restore_rng(rest.rng, rng_state(session.rng))
-        tail = _run(restored, TYPICAL, buffer, session=rest, begun=begun)
-        _require(
-            same(whole, np.concatenate([head, tail])),
-            f"stopped after mini-batch {begun} and restored by state_dict, the session continued differently",
-        )
+        tail = _run(restored, rest, begun=begun)
+        stop = f"stopped after mini-batch {begun} and restored by state_dict"
+        assert same(whole, np.concatenate([head, tail])), f"{stop}, the session continued differently"
 
 
 def _check_second_session(policy: Policy) -> None:
-    used, buffer = policy.clone(), TYPICAL.buffer()
-    _run(used, TYPICAL, buffer)
-    more = TYPICAL.buffer()
+    used, buffer, more = policy.clone(), TYPICAL.buffer(), TYPICAL.buffer()
+    _run(used, TYPICAL.session(policy, buffer=buffer))
     buffer.insert(more.fetch(np.arange(len(more)))[0] + 0.1, more.labels)
-    _run(used, TYPICAL, buffer, what="a second session, over a grown buffer")
+    _run(used, TYPICAL.session(policy, buffer=buffer))
 
 
 def _check_slot_order(policy: Policy) -> None:
@@ -191,47 +185,32 @@ def _check_slot_order(policy: Policy) -> None:
         counts = []
         for seed in range(_SESSIONS):
             buffer = TYPICAL.buffer(shuffle if shuffled else None)
-            drawn = _run(policy.clone(), TYPICAL, buffer, seed=100 + 2 * seed + shuffled)
+            drawn = _run(policy.clone(), TYPICAL.session(policy, 100 + 2 * seed + shuffled, buffer))
             counts.append(np.bincount(buffer.ids[drawn], minlength=len(buffer)))
         means.append(np.mean(counts, axis=0))
         errors.append(np.var(counts, axis=0) / _SESSIONS)
     # A sample that is never, or always, drawn has no variance: one draw is then the resolution.
     error = np.sqrt(np.maximum(errors[0] + errors[1], _SESSIONS**-2.0))
-    difference = np.abs(means[0] - means[1]) / error
-    worst = np.argmax(difference)
-    _require(
-        bool(difference[worst] < _STANDARD_ERRORS),
-        f"the slot of a sample decides how often it is drawn: {means[0][worst]:.2f} times a session on average, "
-        f"{means[1][worst]:.2f} after the slots were shuffled",
+    worst = np.argmax(np.abs(means[0] - means[1]) / error)
+    before, after = means[0][worst], means[1][worst]
+    assert abs(before - after) < _STANDARD_ERRORS * error[worst], (
+        f"the slot of a sample decides how often it is drawn: {before:.2f} times a session on average, "
+        f"{after:.2f} after the slots were shuffled"
     )
 
 
 # -- tools -----------------------------------------------------------------------------------------------------------
 
 
-def _run(
-    policy: Policy,
-    case: Case,
-    buffer: Buffer | None = None,
-    seed: int = 0,
-    session: Session | None = None,
-    updates: int | None = None,
-    begun: int | None = None,
-    what: str = "",
-) -> Array:
-    """Return all slots of a session, with feedback after each mini-batch. Errors name the case."""
-    buffer = buffer or case.buffer()
-    session = session or case.session(policy, buffer, seed)
-    told = _feedback(buffer)
-    drawn = [np.empty(0, np.int64)]
+def _run(policy: Policy, session: Session, updates: int | None = None, begun: int | None = None) -> Array:
+    """Return the slots of a session, or of its first `updates`, with feedback after each."""
+    outputs, drawn = _feedback(session._buffer), [np.empty(0, np.int64)]
     try:
-        for slots in batches(policy, session, begun):
-            policy.observe(slots, Outputs(told.embedding[slots], told.logits[slots], told.losses[slots]))
+        for slots in itertools.islice(batches(policy, session, begun), updates):
+            policy.observe(slots, Outputs(*(part[slots] for part in outputs)))
             drawn.append(slots)
-            if len(drawn) - 1 == updates:
-                break
     except Exception as error:
-        raise AssertionError(f"{what or case.what}: {type(error).__name__}: {error}") from error
+        raise AssertionError(f"{type(error).__name__}: {error}") from error
     return np.concatenate(drawn)
 
 
@@ -242,8 +221,3 @@ def _feedback(buffer: Buffer) -> Outputs:
     with no_grad():
         embedding, logits, _ = ToyNetwork(_DIM, len(buffer.classes)).eval()(inputs)
     return Outputs(embedding, logits, nn.functional.cross_entropy(logits, rows, reduction="none"))
-
-
-def _require(condition: bool, message: str) -> None:  # unlike `assert`, also under python -O
-    if not condition:
-        raise AssertionError(message)
