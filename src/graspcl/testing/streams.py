@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -35,64 +37,48 @@ def check_stream(make: Callable[[], Stream], labels: Sequence[int] | Array | Non
 
 def _check_order(stream: Stream, chunks: list[Chunk]) -> None:
     presented = np.concatenate([chunk.indices for chunk in chunks])
-    assert np.array_equal(presented, np.concatenate(stream.sessions)), (
-        "chunks must cover the sessions, in order, complete"
-    )
-    assert len(np.unique(stream.base)) == len(stream.base), "a base sample must occur once"
-    assert not np.isin(presented, stream.base).any(), "a base sample must not arrive again"
-    assert len(np.unique(presented)) == len(presented) == len(stream), "samples arrive once, and len() counts them"
+    complete = np.array_equal(presented, np.concatenate(stream.sessions))
+    assert complete, "chunks must cover the sessions, in order, complete"
+    assert len(np.unique(stream.samples)) == len(stream.samples), "a sample, base or not, must occur once"
+    assert len(presented) == len(stream), "len() counts the samples that arrive"
     numbers = [chunk.session for chunk in chunks]
-    assert numbers == sorted(numbers) and set(numbers) == set(range(1, len(stream.sessions) + 1)), (
-        "sessions are 1, 2, …"
-    )
+    assert list(dict.fromkeys(numbers)) == [*range(1, len(stream.sessions) + 1)], "sessions are 1, 2, …"
     ends = [*(chunk.session < after.session for chunk, after in itertools.pairwise(chunks)), True]
     assert [chunk.ends_session for chunk in chunks] == ends, "ends_session marks the last chunk of each session"
-    assert all(len(chunk.indices) <= stream.chunk for chunk in chunks), (
-        "a chunk must not exceed the stream's chunk size"
-    )
+    assert max(len(chunk.indices) for chunk in chunks) <= stream.chunk, "a chunk must not exceed the chunk size"
 
 
 def _check_classes(stream: Stream, labels: Array | None) -> None:
-    groups = [stream.base, *stream.sessions]
     assert stream.tasks is None or len(stream.tasks) == len(stream.sessions), "each session has one task"
     if stream.labels is None:
         assert labels is None, "the stream must know its labels: give them to Stream.__init__"
         assert stream.arrival == stream.counts == stream.home == {}, "without labels no class can be known"
         return
     if labels is not None:
-        assert np.array_equal(stream.labels, labels[np.concatenate(groups)]), (
-            "labels are those of the samples: the base first, then session by session"
-        )
-    assert len(stream.labels) == sum(len(group) for group in groups), "labels must be given for all samples"
+        same = np.array_equal(stream.labels, labels[stream.samples])
+        assert same, "labels are those of the samples: the base first, then session by session"
+    assert len(stream.labels) == len(stream.samples), "labels must be given for all samples"
+    sessions = np.repeat(np.arange(len(stream.sessions) + 1), [len(stream.base), *map(len, stream.sessions)])
     arrival: dict[int, int] = {}
-    counts: dict[int, int] = {}
-    parts = np.split(stream.labels, np.cumsum([len(group) for group in groups])[:-1])
-    for session, part in enumerate(parts):
-        for label, count in zip(*np.unique(part, return_counts=True), strict=True):
-            arrival.setdefault(int(label), session)
-            counts[int(label)] = counts.get(int(label), 0) + int(count)
+    for label, session in zip(stream.labels.tolist(), sessions.tolist(), strict=True):
+        arrival.setdefault(label, session)
     assert stream.arrival == arrival, "arrival is the first session with a sample of the class, 0 for the base"
-    assert stream.counts == counts, "counts are the samples of each class"
+    assert stream.counts == Counter(stream.labels.tolist()), "counts are the samples of each class"
     assert stream.home.keys() == arrival.keys(), "every class of the stream has a home, and no other class"
-    assert set(stream.home.values()) <= set(range(len(groups))), "homes are sessions, or 0 for the base"
+    assert set(stream.home.values()) <= {*range(len(stream.sessions) + 1)}, "homes are sessions, or 0 for the base"
 
 
 def _check_alike(stream: Stream, other: Stream, who: str) -> None:
-    for one, two in zip(_lists(stream), _lists(other), strict=True):
-        assert np.array_equal(one, two), f"{who} must hold the same samples in the same order"
-    assert (stream.name, stream.chunk, stream.tasks) == (other.name, other.chunk, other.tasks), (
-        f"{who} must have the same name, chunk and tasks"
-    )
-    for what in ("arrival", "home", "counts"):
-        assert list(getattr(stream, what).items()) == list(getattr(other, what).items()), (
-            f"{who} must have the same {what}, in the same order"
-        )
+    for what in ("base", "sessions", "labels", "name", "chunk", "tasks", "arrival", "home", "counts"):
+        one, two = (_plain(getattr(each, what)) for each in (stream, other))
+        assert one == two, f"{who} must have the same {what}, in the same order"
 
 
-def _lists(stream: Stream) -> Iterator[Array]:
-    yield np.array([len(stream.base), *map(len, stream.sessions)])
-    yield from (stream.base, *stream.sessions)
-    yield np.empty(0) if stream.labels is None else stream.labels
+def _plain(value: Any) -> Any:
+    """Return a value of a stream as something to compare, order included."""
+    if isinstance(value, dict):
+        return list(value.items())
+    return [_plain(each) for each in value] if isinstance(value, list) else np.asarray(value).tolist()
 
 
 def _check_passes_once(stream: Stream) -> None:
@@ -115,8 +101,8 @@ def _check_resumes(make: Callable[[], Stream], chunks: list[Chunk]) -> None:
         after = list(restored.resume())
         assert len(before) + len(after) == len(chunks), f"a stream restored after {k} chunks must continue where it was"
         for got, expected in zip([*before, *after], chunks, strict=True):
-            same = np.array_equal(got.indices, expected.indices)
-            assert same and (got.session, got.ends_session) == (expected.session, expected.ends_session), (
+            same = np.array_equal(got.indices, expected.indices) and got.session == expected.session
+            assert same and got.ends_session == expected.ends_session, (
                 f"a stream restored after {k} chunks must yield the same chunks"
             )
 
