@@ -224,7 +224,7 @@ def save_stream(
         numbers |= {"labels": stream.labels, "classes": [*stream.home], "home": [*stream.home.values()]}
     if stream.tasks is not None:
         numbers["tasks"] = stream.tasks
-    arrays = {"header": np.array(json.dumps({**header, "fingerprint": fingerprint}))}
+    arrays: dict[str, Any] = {"header": np.array(json.dumps({**header, "fingerprint": fingerprint}))}
     arrays |= {name: np.array(values, np.int64) for name, values in numbers.items()}
     if ids is not None:
         names = np.asarray(ids).astype(np.str_)  # as text: objects would be pickled
