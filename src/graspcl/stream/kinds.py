@@ -126,9 +126,7 @@ class LongTailed(ClassIncremental):
         super().__init__(indices, labels, base_classes, sessions, rng, order, chunk, blurry)
 
 
-def thinned(
-    labels: Array, imbalance: float, rng: np.random.Generator, largest_first: Numbers | None = None
-) -> Array:  # fmt: skip
+def thinned(labels: Array, imbalance: float, rng: np.random.Generator, largest_first: Numbers | None = None) -> Array:
     """Choose the positions [n], ascending, of the samples with `labels` [N] that stay; random within each class."""
     classes, position, sizes = np.unique(labels, return_inverse=True, return_counts=True)
     ranked = rng.permutation(classes) if largest_first is None else in_order(classes, largest_first)
@@ -183,9 +181,7 @@ class TaskIncremental(Stream):
         tasks = np.unique(task_of)
         ordered = tasks if task_order is None else in_order(tasks, task_order, "task")
         if base_tasks >= len(ordered):
-            raise GraspError(
-                f"{len(tasks)} tasks cannot be split into {base_tasks} base tasks and at least one session"
-            )
+            raise GraspError(f"{len(tasks)} tasks cannot be split into {base_tasks} base tasks and a session or more")
         groups = [ordered[:base_tasks], *np.split(ordered[base_tasks:], len(ordered) - base_tasks)]
         base, *rest = (rng.permutation(group) for group in _grouped(indices, task_of, groups))
         super().__init__(base, rest, chunk, _by_index(indices, labels), tasks=ordered[base_tasks:].tolist())
@@ -207,9 +203,8 @@ def in_order(present: Array, order: Numbers, what: str = "class") -> Array:
         "not in the data": np.setdiff1d(names, present),
         "more than once": names[repeats > 1],
     }
-    reasons = "; ".join(
-        f"{reason}: {reprlib.repr(values.tolist())[1:-1]}" for reason, values in wrong.items() if len(values)
-    )
+    few = {reason: reprlib.repr(values.tolist())[1:-1] for reason, values in wrong.items()}
+    reasons = "; ".join(f"{reason}: {values}" for reason, values in few.items() if values)
     raise GraspError(f"the {what} order must name each of {len(present)} {what} numbers once; {reasons}")
 
 
