@@ -166,6 +166,6 @@ def test_files_are_not_overwritten(train, tmp_path) -> None:
     with pytest.raises(GraspError, match=r"a exists already; remove it or choose another name"):
         train("a")
     (tmp_path / "file").write_text("")
-    with pytest.raises(GraspError, match="its folder cannot be created"):
+    with pytest.raises(GraspError, match="its folder cannot be created or written to"):
         train("file/a")
     assert (tmp_path / "a").read_text() == "precious"

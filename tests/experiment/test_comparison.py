@@ -12,7 +12,6 @@ import pytest
 from made_up import clusters_in
 from rich.console import Console
 
-from graspcl import settings as settings_module
 from graspcl.cli.experiments import DEMO_POLICIES, demo
 from graspcl.errors import GraspError
 from graspcl.experiment import RunFolder, change, make_workers, preset, sweep
@@ -208,7 +207,7 @@ def demo_place(tmp_path, monkeypatch):
 
 
 def test_the_demo_at_smoke_scale_with_an_empty_cache_and_from_it(demo_place, capsys, monkeypatch):
-    monkeypatch.setattr(settings_module, "preset", functools.partial(preset, scale="smoke"))
+    monkeypatch.setattr("graspcl.cli.experiments.preset", functools.partial(preset, scale="smoke"))
     (first, _), (second, folder) = (run_demo(demo_place / name, capsys) for name in ("a", "b"))
     assert "✓ extracting latents" in first and "✓ extracting latents" not in second
     assert "read from the cache" in second and "read from the cache" not in first

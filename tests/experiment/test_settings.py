@@ -218,7 +218,7 @@ def test_a_file_with_a_mistake_is_named(tmp_path):
         ({"network.split": 3}, "network 'vector' has no parameter 'split'"),
         ({"network": "mobilenet"}, "no network called 'mobilenet'"),
         ({"codec": "opq", "codec.codebook": 4}, "codec 'opq' has no parameter 'codebook'; did you mean 'codebooks'"),
-        ({"codec": "opq", "codec.size": 100}, "power of two"),
+        ({"codec": "opq", "codec.size": 100}, "size must be 2, 4"),
         ({"codec.size": 16}, "codec 'half' has no parameter 'size'; it takes none"),
         ({"buffer.maintenance": "ring", "buffer.maintenance.per_clas": 3}, "did you mean 'per_class'"),
         ({"buffer.maintenance": "largest"}, "called 'largest'"),

@@ -95,16 +95,16 @@ def test_the_base_is_the_same_for_all_orders_of_arrival():
         ("iid", {"labels": 3}, "stream 'iid' has no parameter 'labels'"),
         ("iid", {}, "stream 'iid' needs a value for base_classes and sessions"),
         ("iid", {"base_classes": 3, "sessions": 1}, "0 samples beside the 3 base classes"),
-        ("iid", {"base_classes": 4, "sessions": 1}, "3 classes cannot be split"),
+        ("iid", {"base_classes": 4, "sessions": 1}, "0 samples beside the 4 base classes"),
         ("iid", {"base_classes": 1, "sessions": 5}, "4 samples beside the 1 base classes cannot be split into 5"),
         ("iid", {"base_classes": 1, "sessions": 0}, "sessions must be a whole number of at least 1, got 0"),
         ("task_incremental", {}, "needs a value for task_of"),
-        ("task_incremental", {"task_of": [0, 1]}, "one task for each sample"),
+        ("task_incremental", {"task_of": [0, 1]}, "indices and task_of must have the same length"),
         ("task_incremental", {"task_of": [0, 0, 1, 1, 2, 2], "base_tasks": 3}, "3 tasks cannot be split into 3 base"),
         (
             "task_incremental",
             {"task_of": [0, 0, 1, 1, 2, 2], "task_order": [0, 1]},
-            "each of the 3 tasks once; missing: 2",
+            "each of 3 task numbers once; missing: 2",
         ),
         (
             "long_tailed",
@@ -127,7 +127,7 @@ def test_mistakes_are_explained(name, parameters, message):
 @pytest.mark.parametrize(
     ("indices", "labels", "message"),
     [
-        ([0, 1], [0], r"one label for each sample, got shapes \(2,\) and \(1,\)"),
+        ([0, 1], [0], "indices and labels must have the same length, got 2 and 1"),
         ([], [], "at least one sample"),
         ([0, 1], ["cat", "dog"], "labels of a stream must be whole numbers"),
         ([0.0, 1.5], [0, 1], "indices of a stream must be whole numbers"),

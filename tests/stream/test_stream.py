@@ -104,6 +104,8 @@ def test_a_stream_without_labels_knows_no_classes():
         ({"labels": [0, 0]}, "samples 0 to 2, but there are 2 labels"),
         ({"labels": {0: 1, 1: 1}}, "no label, for example sample 2"),
         ({"tasks": [1]}, "2 sessions cannot have 1 tasks"),
+        ({"labels": [0, 1, 1], "home": {0: 0}}, "home must give one of the stream's sessions for each class"),
+        ({"labels": [0, 1, 1], "home": {0: 0, 1: 3}}, "home must give one of the stream's sessions"),
     ],
 )
 def test_labels_and_tasks_must_fit(given, message):

@@ -12,13 +12,10 @@ from graspcl.errors import GraspError
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run `graspcl` with the given arguments, by default those of the command line.
-
-    It sets up the machine before torch is loaded, and shows mistakes without a traceback.
-    """
+    """Run `graspcl` with the given arguments, by default those of the command line; show errors without a traceback."""
     from graspcl import machine
 
-    machine.prepare()
+    machine.prepare()  # before torch is loaded
     for stream in (sys.stdout, sys.stderr):  # tables contain μ and ±, which not every encoding has
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Literal
 
 from cyclopts import App, Group
@@ -13,16 +14,6 @@ from graspcl.cli.overview import overview
 from graspcl.cli.predict import predict
 from graspcl.cli.pretrain import pretrain
 from graspcl.cli.stream import stream
-
-EVERYDAY, MORE, OTHER = (Group(name, sort_key=key) for key, name in enumerate(("Everyday", "More", "Other")))
-
-app = App(
-    name="graspcl",
-    help="Continual learning by rehearsal: GRASP and the policies it is compared with.",
-    version=graspcl.__version__,
-)
-app["--version"].group = (OTHER,)
-app["--help"].show = False  # whoever reads the list of commands knows it, and the list fits one screen
 
 
 def bench(
@@ -55,17 +46,24 @@ def bench(
 
 
 _COMMANDS = {
-    EVERYDAY: (experiments.demo, experiments.run, experiments.sweep, predict, report.report),
-    MORE: (experiments.list_, experiments.show, stream, pretrain, report.watch, overview),
-    OTHER: (bench,),
+    "Everyday": (experiments.demo, experiments.run, experiments.sweep, predict, report.report),
+    "More": (experiments.list_, experiments.show, stream, pretrain, report.watch, overview),
+    "Other": (bench,),
 }
-_TAKES_SETTINGS = (experiments.run, experiments.sweep, experiments.show, pretrain)
-for _group, _commands in _COMMANDS.items():
+
+app = App(
+    name="graspcl",
+    help="Continual learning by rehearsal: GRASP and the policies it is compared with.",
+    version=graspcl.__version__,
+)
+app["--help"].show = False  # whoever reads the list of commands knows it, and the list fits one screen
+for _key, (_title, _commands) in enumerate(_COMMANDS.items()):
+    _group = Group(_title, sort_key=_key)
     for _place, _command in enumerate(_commands):
         if isinstance(_command, App):
             _command.group, _command.sort_key = (_group,), _place
             app.command(_command)
         else:
-            _epilogue = settings_help() if _command in _TAKES_SETTINGS else None
-            _name = _command.__name__.rstrip("_")
-            app.command(_command, name=_name, group=_group, sort_key=_place, help_epilogue=_epilogue)
+            _epilogue = settings_help() if "settings" in inspect.signature(_command).parameters else None
+            app.command(_command, group=_group, sort_key=_place, help_epilogue=_epilogue)
+app["--version"].group = (_group,)

@@ -2,52 +2,48 @@
 
 from __future__ import annotations
 
+import fnmatch
+import inspect
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
+import tomli_w
 from cyclopts import Parameter
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from graspcl.cli.options import (
-    AtLeastOne,
-    Kind,
-    Memory,
-    Plugins,
-    Scale,
-    Settings,
-    load_plugins,
-    parse_settings,
-    refuse,
-    resolve,
-)
+from graspcl.cli import options
+from graspcl.cli.options import AtLeastOne, Kind, Memory, Out, Plugins, Scale, Settings, What, Workers
+from graspcl.cli.progress import Bars
 from graspcl.errors import GraspError, MissingExtra
-
-if TYPE_CHECKING:
-    from graspcl.registry import Registry
+from graspcl.registry import Registry
+from graspcl.settings import change, preset
+from graspcl.settings.config import as_plain
+from graspcl.settings.grid import grid
+from graspcl.settings.presets import about, names
+from graspcl.settings.read import all_settings, flatten
+from graspcl.settings.rules import registries
 
 DEMO_POLICIES = "grasp,uniform_balanced,uniform_balanced(replace=False),uniform"
+DemoStreams = Annotated[tuple[Literal["listings", "groceries"], ...], Parameter(negative=())]
 Hidden = Annotated[str, Parameter(show_default=False)]  # the help explains the default
 
 
 def demo(
     *,
-    streams: Annotated[tuple[Literal["listings", "groceries"], ...], Parameter(negative=())] = (
-        "listings",
-        "groceries",
-    ),
+    streams: DemoStreams = ("listings", "groceries"),
     text: Annotated[bool, Parameter(negative=())] = False,
     data: str | None = None,
     text_column: Annotated[str, Parameter(name="--data.text")] = "text",
     label_column: Annotated[str, Parameter(name="--data.label")] = "label",
     seeds: AtLeastOne = 3,
     policies: Hidden = DEMO_POLICIES,
-    workers: AtLeastOne | None = None,
+    workers: Workers = None,
     out: Path = Path("runs"),
-    plugin: Plugins = [],  # noqa: B006  (never changed; cyclopts shows it as the default)
+    plugin: Plugins = (),
 ) -> None:
     """Compare GRASP with uniform rehearsal on two real streams.
 
@@ -68,23 +64,18 @@ def demo(
         Runs per policy; each seed has its own class order, weights and draws.
     policies
         Comma-separated names; by default grasp and three kinds of uniform rehearsal.
-    workers
-        Processes that run at the same time; by default one per core.
     out
         Folder below which these runs get a folder of their own.
     """
-    from graspcl.cli.progress import Bars
     from graspcl.experiment import make_workers
     from graspcl.experiment import sweep as run_all
     from graspcl.experiment.prepare import fit_to_data
-    from graspcl.report import comparison, rows
-    from graspcl.settings import change, preset
-    from graspcl.settings.grid import grid
-    from graspcl.settings.presets import about
+    from graspcl.experiment.run_samples import open_samples
+    from graspcl.report import comparison, gather, rows, write_page
 
     if data is not None and not text:
         raise GraspError("--data needs --text; to learn your own images use `graspcl run PRESET --data PATH`")
-    load_plugins(plugin)
+    options.load_plugins(plugin)
     console, tables = Console(), []
     folder = out / time.strftime("demo-%Y%m%d-%H%M%S")
     with Bars(console) as bars, make_workers(workers, plugin) as processes:
@@ -103,49 +94,30 @@ def demo(
     for table in tables:
         console.print()
         console.print(table)
-    _leave_page(console, folder)
-
-
-def _leave_page(console: Console, folder: Path) -> None:
-    """Write a report page beside the runs, if plotly is installed, and print where everything is."""
-    from graspcl.experiment.run_samples import open_samples
-    from graspcl.report import gather, write_page
-
     page = folder / "report.html"
     try:
         write_page(gather([folder]), page, open_samples)
-    except (MissingExtra, OSError) as error:
-        said = f"No report was written: {error}"
-    else:
         said = f"Report, to open in a browser: {page}"
+    except (MissingExtra, OSError) as error:  # plotly may not be installed
+        said = f"No report was written: {error}"
     console.print(f"\nAll runs: {folder}\n{said}", soft_wrap=True, highlight=False, markup=False)
 
 
 def run(
-    what: str,
+    what: What,
     /,
     *settings: Settings,
     scale: Scale = "full",
     rehearsal: Kind | None = None,
     memory: Memory = "bounded",
-    out: Path = Path("runs"),
-    plugin: Plugins = [],  # noqa: B006
+    out: Out = Path("runs"),
+    plugin: Plugins = (),
 ) -> None:
-    """Run one experiment, or resume it.
-
-    Parameters
-    ----------
-    what
-        A preset (`graspcl list presets`) or a TOML file.
-    out
-        Folder of all runs; the run gets its own folder below it.
-    """
-    from graspcl.cli.progress import Bars
+    """Run one experiment, or resume it."""
     from graspcl.experiment import run as run_one
     from graspcl.report import run_table
 
-    load_plugins(plugin)
-    config = resolve(run, what, settings, scale, rehearsal, memory)
+    config = options.resolve(run, what, settings, scale, rehearsal, memory, plugin)
     console, folder = Console(), out / config.path
     with Bars(console) as bars:
         run_one(config, folder, bars, out / config.folder / "base")
@@ -154,7 +126,7 @@ def run(
 
 
 def sweep(
-    what: str,
+    what: What,
     /,
     *settings: Settings,
     policies: str = "grasp,uniform_balanced",
@@ -165,18 +137,16 @@ def sweep(
     scale: Scale = "full",
     rehearsal: Kind | None = None,
     memory: Memory = "bounded",
-    workers: AtLeastOne | None = None,
-    out: Path = Path("runs"),
-    plugin: Plugins = [],  # noqa: B006
+    workers: Workers = None,
+    out: Out = Path("runs"),
+    plugin: Plugins = (),
 ) -> None:
-    """Compare policies, learners, budgets and buffers over several seeds.
+    """Compare policies, learners and budgets over several seeds.
 
     Finished runs are skipped: run the same command again to resume.
 
     Parameters
     ----------
-    what
-        A preset (`graspcl list presets`) or a TOML file.
     policies
         Comma-separated names, or all; parameters in brackets, as in mir(candidates=50),max_loss(mode=top).
     learners
@@ -187,19 +157,11 @@ def sweep(
         Comma-separated budgets: 0.5x is half of the preset's, 500 is 500 updates per session.
     buffer
         Comma-separated capacities, such as 8MB,400,none; by default the preset's.
-    workers
-        Processes that run at the same time; by default one per core.
-    out
-        Folder of all runs; each run gets its own folder below it.
     """
-    from graspcl.cli.progress import Bars
     from graspcl.experiment import make_workers
     from graspcl.experiment import sweep as run_all
     from graspcl.report import sweep_table
-    from graspcl.settings.grid import grid
-    from graspcl.settings.read import flatten
 
-    load_plugins(plugin)
     decided = {"policy": "--policies", "seed": "--seeds", "checkpoint.keep": "a sweep, which keeps no states,"}
     if learners:
         decided["learner"] = "--learners"
@@ -209,8 +171,11 @@ def sweep(
             raise GraspError("--memory unbounded means --buffer none: give one of them")
     if "x" not in updates:
         decided |= dict.fromkeys(("budget.updates", "budget.passes", "budget.times"), "--updates")
-    refuse(flatten(parse_settings(settings)), decided)
-    config = resolve(sweep, what, settings, scale, rehearsal, memory)
+    for name in flatten(options.parse_settings(settings)):
+        for setting, option in decided.items():
+            if name == setting or name.startswith(f"{setting}."):
+                raise GraspError(f"--{name} would do nothing here: {option} decides")
+    config = options.resolve(sweep, what, settings, scale, rehearsal, memory, plugin)
     configs = grid(config, policies, learners, seeds, updates, buffer)
     console = Console()
     with Bars(console) as bars, make_workers(workers, plugin) as processes:
@@ -219,9 +184,8 @@ def sweep(
         console.print(sweep_table(config.name, outcome.finished, width=console.width))
     for path, reason in outcome.failed.items():
         console.print(f"[red]failed[/red] {escape(f'{path}: {reason}')}", soft_wrap=True)
-    console.print(
-        f"{len(outcome.finished)} runs finished, {len(outcome.failed)} failed: {out / config.folder}", soft_wrap=True
-    )
+    counts = f"{len(outcome.finished)} runs finished, {len(outcome.failed)} failed"
+    console.print(f"{counts}: {out / config.folder}", soft_wrap=True)
     if outcome.failed:
         raise SystemExit(1)
 
@@ -233,7 +197,7 @@ def show(
     scale: Scale = "full",
     rehearsal: Kind | None = None,
     memory: Memory = "bounded",
-    plugin: Plugins = [],  # noqa: B006
+    plugin: Plugins = (),
 ) -> None:
     """Print the settings of a run as TOML.
 
@@ -244,28 +208,17 @@ def show(
     what
         A preset, a TOML file, or a run folder.
     """
-    import tomli_w
-
-    from graspcl.settings.config import as_plain
-    from graspcl.settings.presets import about, names
-    from graspcl.settings.read import all_settings, flatten
-
-    load_plugins(plugin)
-    config = resolve(show, what, settings, scale, rehearsal, memory)
+    plain = as_plain(options.resolve(show, what, settings, scale, rehearsal, memory, plugin))
     if what in names():
-        found = about(what)
-        print(f"# {found['title']} (paper: {found['paper']})")
-    print(tomli_w.dumps(as_plain(config)), end="")
-    given = flatten(as_plain(config))
+        print(f"# {about(what)['title']} (paper: {about(what)['paper']})")
+    print(tomli_w.dumps(plain), end="")
+    given = flatten(plain)
     unset = [name for name, _ in all_settings() if name not in given and f"{name}.name" not in given]
     print("\n# Not set: " + ", ".join(unset))
 
 
-What = Literal["policies", "presets", "runs", "learners", "networks", "data", "streams", "rules", "codecs"]
-
-
 def list_(
-    what: What,
+    what: Literal["policies", "presets", "runs", "learners", "networks", "data", "streams", "rules", "codecs"],
     folder: Path = Path("runs"),
     /,
     *,
@@ -273,7 +226,7 @@ def list_(
     policy: str = "*",
     learner: str = "*",
     state: Literal["finished", "unfinished", "damaged", "all"] = "all",
-    plugin: Plugins = [],  # noqa: B006
+    plugin: Plugins = (),
 ) -> None:
     """List policies, presets, runs, or other parts.
 
@@ -292,59 +245,40 @@ def list_(
     state
         runs: only finished, unfinished or damaged runs.
     """
-    from graspcl.settings.rules import registries
-
-    load_plugins(plugin)
+    options.load_plugins(plugin)
     if what == "runs":
-        _list_runs(folder, name=name, policy=policy, learner=learner, state=None if state == "all" else state)
+        from graspcl.report import find_runs, runs_table
+
+        if not folder.is_dir():
+            raise GraspError(f"there is no folder {folder}")
+        if found := find_runs(folder, name, policy, learner, None if state == "all" else state):
+            Console().print(runs_table(found, folder))
+        else:
+            print(f"no such runs in {folder}")
     elif what == "presets":
-        _list_presets(name)
+        table = Table("preset", "what", "paper", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        table.columns[0].no_wrap, table.columns[2].max_width = True, 18
+        for each in fnmatch.filter(names(), name):
+            table.add_row(each, about(each)["title"], about(each)["paper"])
+        choices = "--scale full, small or smoke; --rehearsal latent or veridical; --memory bounded or unbounded"
+        Console().print(table, f"Options: {choices}.", sep="\n")
     else:
-        _list_parts(registries()[what], name)
+        Console().print(_parts(registries()[what], name))
 
 
-def _list_runs(folder: Path, **patterns: Any) -> None:
-    from graspcl.report import find_runs, runs_table
-
-    if not folder.is_dir():
-        raise GraspError(f"there is no folder {folder}")
-    if found := find_runs(folder, **patterns):
-        Console().print(runs_table(found, folder))
-    else:
-        print(f"no such runs in {folder}")
-
-
-def _list_presets(pattern: str) -> None:
-    import fnmatch
-
-    from graspcl.settings.presets import about, names
-
-    table = Table("preset", "what", "paper", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.columns[0].no_wrap, table.columns[2].max_width = True, 18
-    for name in fnmatch.filter(names(), pattern):
-        table.add_row(name, about(name)["title"], about(name)["paper"])
-    console = Console()
-    console.print(table)
-    console.print(
-        "Options: --scale full, small or smoke; --rehearsal latent or veridical; --memory bounded or unbounded."
-    )
-
-
-def _list_parts(registry: Registry[Any], pattern: str) -> None:
-    """Print a table of parts: what each does, needs and costs, its source, and its parameters."""
-    import inspect
-
+def _parts(registry: Registry[Any], pattern: str) -> Table:
+    """Return a table of parts: what each does, needs and costs, its source, and its parameters."""
     table = Table(registry.kind, "what it does; its parameters", box=SIMPLE_HEAD)
     table.columns[0].no_wrap = True
     for name in registry.names(pattern):
         part: Any = registry.get(name)
         needs = ", ".join(sorted(getattr(part, "needs", ())))
         summary = (inspect.getdoc(part) or "").partition("\n")[0]
-        about = [summary, f"needs {needs}" if needs else "", getattr(part, "cost", ""), getattr(part, "source", "")]
+        lines = [summary, f"needs {needs}" if needs else "", getattr(part, "cost", ""), getattr(part, "source", "")]
         given = registry.parameters(name).items()
-        about.append(" ".join(key if value is inspect.Parameter.empty else f"{key}={value}" for key, value in given))
-        about += [f"also called {also}" for also in registry.aliases(name)]
+        lines.append(" ".join(key if value is inspect.Parameter.empty else f"{key}={value}" for key, value in given))
+        lines += [f"also called {also}" for also in registry.aliases(name)]
         kind = getattr(part, "family", "") + (", balanced" if getattr(part, "balanced", False) is True else "")
         kind = kind or registry.declared(name, "reads") or registry.declared(name, "gives") or ""
-        table.add_row(f"{name}\n[dim]{kind}[/dim]", escape("\n".join(filter(None, about))), end_section=True)
-    Console().print(table)
+        table.add_row(f"{name}\n[dim]{kind}[/dim]", escape("\n".join(filter(None, lines))), end_section=True)
+    return table

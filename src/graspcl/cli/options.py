@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter, validators
 
 from graspcl.errors import GraspError
 from graspcl.registry import load_plugin, parameter_names
-
-if TYPE_CHECKING:
-    from graspcl.settings import Config
+from graspcl.settings import change, from_plain, preset
+from graspcl.settings.config import Config, as_plain
+from graspcl.settings.presets import names
+from graspcl.settings.read import all_settings, flatten, read_toml
 
 AtLeastOne = Annotated[int, Parameter(validator=validators.Number(gte=1))]
-Plugins = Annotated[
-    list[Path],
-    Parameter(help="Python file that registers parts of your own; repeatable.", negative=(), show_default=False),
-]
+What = Annotated[str, Parameter(help="A preset (`graspcl list presets`) or a TOML file.")]
 Scale = Annotated[
     Literal["full", "small", "smoke"],
     Parameter(help="Size of a preset: the paper's, small for a CPU, or smoke to see that it runs."),
@@ -29,6 +27,12 @@ Kind = Annotated[
 ]
 Memory = Annotated[
     Literal["bounded", "unbounded"], Parameter(help="The preset's buffer, or one that stores everything.")
+]
+Workers = Annotated[AtLeastOne | None, Parameter(help="Processes that run at the same time; by default one per core.")]
+Out = Annotated[Path, Parameter(help="Folder of all runs; each run gets its own folder below it.")]
+Plugins = Annotated[
+    Sequence[Path],
+    Parameter(help="Python file that registers parts of your own; repeatable.", negative=(), show_default=False),
 ]
 Settings = Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]
 
@@ -55,32 +59,16 @@ def parse_settings(tokens: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def refuse(given: Iterable[str], decided: Mapping[str, str]) -> None:
-    """Refuse settings that something else decides; `decided` maps settings or groups to it.
-
-    >>> refuse(["policy.name"], {"policy": "--policies"})
-    Traceback (most recent call last):
-        ...
-    graspcl.errors.GraspError: --policy.name would do nothing here: --policies decides
-    """
-    for name in given:
-        for setting, other in decided.items():
-            if name == setting or name.startswith(f"{setting}."):
-                raise GraspError(f"--{name} would do nothing here: {other} decides")
-
-
 def resolve(
     command: Callable[..., None], what: str, settings: Sequence[str], scale: Scale = "full",
-    rehearsal: Kind | None = None, memory: Memory = "bounded",
+    rehearsal: Kind | None = None, memory: Memory = "bounded", plugins: Sequence[Path] = (),
 ) -> Config:  # fmt: skip
     """Return the settings of a preset, a TOML file or a run folder, with changes from the command line.
 
-    `command` is the calling one: a setting that does not exist may be a misspelt option of it.
+    `plugins` are loaded first: settings may name their parts. `command` is the calling one: a setting that does not
+    exist may be a misspelt option of it.
     """
-    from graspcl.settings import change, from_plain, preset
-    from graspcl.settings.presets import names
-    from graspcl.settings.read import read_toml
-
+    load_plugins(plugins)
     path, options = Path(what), parse_settings(settings)
     if what in names() or not (path.suffix == ".toml" or path.exists()):
         data = options.get("data", options.get("data.path"))
@@ -105,9 +93,6 @@ def resolve(
 
 def settings_help() -> str:
     """Return all settings by group, with their defaults."""
-    from graspcl.settings.config import Config, as_plain
-    from graspcl.settings.read import all_settings, flatten
-
     defaults, groups = flatten(as_plain(Config())), dict[str, list[str]]()
     for name, _ in all_settings():
         group, _, key = name.partition(".")
@@ -121,7 +106,7 @@ def settings_help() -> str:
     return "\n\n".join([intro, *(f"{group} {', '.join(own)}" for group, own in groups.items())])
 
 
-def load_plugins(paths: list[Path]) -> None:
+def load_plugins(paths: Sequence[Path]) -> None:
     """Load the files of --plugin."""
     for path in paths:
         load_plugin(path)

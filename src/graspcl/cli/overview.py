@@ -20,7 +20,7 @@ def overview(
     output: Annotated[Path, Parameter(name=("--output", "-o"))] = Path("overview.html"),
     plugin: Plugins = [],  # noqa: B006  (never changed; cyclopts shows it as the default)
 ) -> None:
-    """Show on an HTML page what GRASP draws from one class over a session.
+    """Show what GRASP draws from one class, as an HTML page.
 
     Uniform rehearsal is shown next to it.
 

@@ -2,41 +2,38 @@
 
 from __future__ import annotations
 
-import os
+import tempfile
 from pathlib import Path
 
 from rich.console import Console
 
-from graspcl.cli.options import Plugins, Scale, Settings, load_plugins, resolve
+from graspcl.cli.options import Plugins, Scale, Settings, What, resolve
+from graspcl.cli.progress import Bars
 from graspcl.errors import GraspError
+from graspcl.settings.rules import check
 
 
 def pretrain(
-    what: str,
+    what: What,
     /,
     *settings: Settings,
     out: Path = Path("base.safetensors"),
     scale: Scale = "full",
-    plugin: Plugins = [],  # noqa: B006  (never changed; cyclopts shows it as the default)
+    plugin: Plugins = (),
 ) -> None:
-    """Train a network and codec on the base classes, for --base.weights.
+    """Train a network and codec on the base classes.
 
-    Run the same command again to resume stopped training. The settings --base.method, --stream.base_classes,
-    --stream.order, --network and --codec decide what is trained.
+    A run uses the file with --base.weights. Run the same command again to resume stopped training. The settings
+    --base.method, --stream.base_classes, --stream.order, --network and --codec decide what is trained.
 
     Parameters
     ----------
-    what
-        A preset (`graspcl list presets`) or a TOML file.
     out
         File to write.
     """
-    from graspcl.cli.progress import Bars
     from graspcl.experiment.prepare import write_weights
-    from graspcl.settings.rules import check
 
-    load_plugins(plugin)
-    config = resolve(pretrain, what, settings, scale)
+    config = resolve(pretrain, what, settings, scale, plugins=plugin)
     if config.base.method == "none":
         raise GraspError("--base.method none trains nothing: set it to supervised, swav or weights")
     check(config)
@@ -44,10 +41,9 @@ def pretrain(
         raise GraspError(f"--out {out} exists already; remove it or choose another name")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=out.parent).close()  # find out now, not after the training
     except OSError as error:
-        raise GraspError(f"--out {out}: its folder cannot be created: {error.strerror}") from error
-    if not os.access(out.parent, os.W_OK):
-        raise GraspError(f"--out {out}: its folder cannot be written to")
+        raise GraspError(f"--out {out}: its folder cannot be created or written to: {error.strerror}") from error
     console = Console()
     with Bars(console) as bars:
         about = write_weights(config, out, bars)

@@ -7,19 +7,9 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 
+from rich import progress as rich
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    Task,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Column
 
 _RECENT = 600.0  # seconds from which the time left is estimated; a run of a sweep takes minutes
@@ -32,15 +22,15 @@ class Bars:
     def __init__(self, console: Console) -> None:
         self.console = console
         columns = (
-            SpinnerColumn(),
-            TextColumn("{task.description}", table_column=Column()),  # the only one that may wrap
-            BarColumn(bar_width=20, table_column=Column(no_wrap=True)),
-            MofNCompleteColumn(table_column=Column(no_wrap=True)),
-            TimeElapsedColumn(table_column=Column(no_wrap=True)),
-            TextColumn("left"),
-            TimeRemainingColumn(table_column=Column(no_wrap=True)),
+            rich.SpinnerColumn(),
+            rich.TextColumn("{task.description}", table_column=Column()),  # the only one that may wrap
+            rich.BarColumn(bar_width=20, table_column=Column(no_wrap=True)),
+            rich.MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            rich.TimeElapsedColumn(table_column=Column(no_wrap=True)),
+            rich.TextColumn("left"),
+            rich.TimeRemainingColumn(table_column=Column(no_wrap=True)),
         )
-        self._progress = Progress(*columns, console=console, transient=True, speed_estimate_period=_RECENT)
+        self._progress = rich.Progress(*columns, console=console, transient=True, speed_estimate_period=_RECENT)
 
     def __enter__(self) -> Bars:
         self._progress.start()
@@ -53,32 +43,22 @@ class Bars:
     def task(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
         """Show a bar for a step of `total` parts."""
         bar = self._progress.add_task(escape(title), total=total)
-        try:
-            yield self._advance(bar, title, total)
-            seconds = self._task(bar).elapsed or 0.0
-            self.console.print(f"[green]✓[/green] {escape(title)} [dim]{seconds:.1f} s[/dim]")
-        finally:
-            self._progress.remove_task(bar)
-
-    def _advance(self, bar: TaskID, title: str, total: int) -> Callable[[int], None]:
-        if self.console.is_terminal:
-            return lambda done: self._progress.advance(bar, done)
-        so_far, shown = 0, time.monotonic()
+        task, shown = self._progress.tasks[-1], time.monotonic()
 
         def advance(done: int) -> None:
-            nonlocal so_far, shown
-            so_far += done
+            nonlocal shown
             self._progress.advance(bar, done)
-            if time.monotonic() - shown > _SECONDS:
+            if not self.console.is_terminal and time.monotonic() - shown > _SECONDS:
                 shown = time.monotonic()
-                left = self._task(bar).time_remaining
+                left = task.time_remaining
                 about = "" if left is None else f", about {timedelta(seconds=int(left))} left"
-                self.note(f"{title}: {so_far} of {total}{about}")
+                self.note(f"{title}: {task.completed:.0f} of {total}{about}")
 
-        return advance
-
-    def _task(self, bar: TaskID) -> Task:
-        return self._progress.tasks[self._progress.task_ids.index(bar)]
+        try:
+            yield advance
+            self.console.print(f"[green]✓[/green] {escape(title)} [dim]{task.elapsed or 0:.1f} s[/dim]")
+        finally:
+            self._progress.remove_task(bar)
 
     def note(self, text: str) -> None:
         """Show one line above the bars."""

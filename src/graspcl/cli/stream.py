@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cyclopts import App
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
-from graspcl.cli.options import Plugins, Scale, Settings, load_plugins, resolve
+from graspcl.cli.options import Plugins, Scale, Settings, What, resolve
 from graspcl.errors import GraspError
-
-if TYPE_CHECKING:
-    from graspcl.settings import Config
+from graspcl.settings import Config
+from graspcl.settings.presets import names
+from graspcl.settings.rules import check
+from graspcl.stream import Stream, describe, load_stream, save_stream
 
 stream = App(name="stream", help="Show or save the order in which samples arrive.")
 
 
-@stream.command(name="show")
-def show_stream(
-    what: str,
-    /,
-    *settings: Settings,
-    scale: Scale = "full",
-    plugin: Plugins = [],  # noqa: B006
-) -> None:
+@stream.command
+def show(what: str, /, *settings: Settings, scale: Scale = "full", plugin: Plugins = ()) -> None:
     """Show the samples and classes of each session.
 
     Parameters
@@ -33,73 +30,48 @@ def show_stream(
     what
         A preset, a TOML file, a run folder, or a saved stream.
     """
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    from graspcl.stream import describe
-
-    load_plugins(plugin)
-    arriving, names = _stream(what, settings, scale)
-    table = Table("session", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading in ("samples", "classes", "new"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for heading in ("first new classes", "largest", "smallest"):
-        table.add_column(heading, overflow="fold")
-    for row in describe(arriving, names):
-        table.add_row(
-            "base" if row["session"] == 0 else str(row["session"]), f"{row['samples']:,}", str(row.get("classes", "–")),
-            str(row.get("new_classes", "–")), escape(", ".join(row.get("first_new", []))),
-            *(escape(f"{row.get(size, '–')}: {row.get(f'{size}_samples', '–')}") for size in ("largest", "smallest")),
-        )  # fmt: skip
-    Console().print(table)
-
-
-@stream.command(name="save")
-def save_stream(
-    what: str,
-    /,
-    *settings: Settings,
-    out: Path,
-    scale: Scale = "full",
-    plugin: Plugins = [],  # noqa: B006
-) -> None:
-    """Save the stream of a preset or TOML file, for --stream.file.
-
-    Parameters
-    ----------
-    what
-        A preset or a TOML file.
-    out
-        File to write.
-    """
-    from graspcl.stream import save_stream as write
-
-    load_plugins(plugin)
-    samples, arriving = _arranged(resolve(save_stream, what, settings, scale))
-    write(arriving, out, fingerprint=samples.fingerprint(), ids=samples.ids)
-    print(f"wrote {out}")
-
-
-def _stream(what: str, settings: tuple[str, ...], scale: Scale) -> tuple[Any, list[str] | None]:
     from graspcl.experiment import RunFolder
-    from graspcl.settings.presets import names
-    from graspcl.stream import load_stream
 
     path = Path(what)
     saved = path / "stream.npz" if path.is_dir() and what not in names() else path
     if saved.suffix == ".npz":
         if settings or scale != "full":
             raise GraspError(f"{saved} is a saved stream: it takes no settings")
-        place = RunFolder(saved.parent)
-        return load_stream(saved), place.class_names() if (saved.parent / "classes.json").exists() else None
-    samples, arriving = _arranged(resolve(show_stream, what, settings, scale))
-    return arriving, samples.classes
+        arriving = load_stream(saved)
+        classes = RunFolder(saved.parent).class_names() if (saved.parent / "classes.json").exists() else None
+    else:
+        samples, arriving = _arranged(resolve(show, what, settings, scale, plugins=plugin))
+        classes = samples.classes
+    table = Table("session", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("samples", "classes", "new"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for heading in ("first new classes", "largest", "smallest"):
+        table.add_column(heading, overflow="fold")
+    for row in describe(arriving, classes):
+        counts = (f"{row['samples']:,}", str(row.get("classes", "–")), str(row.get("new_classes", "–")))
+        extremes = (f"{row.get(size, '–')}: {row.get(f'{size}_samples', '–')}" for size in ("largest", "smallest"))
+        texts = (", ".join(row.get("first_new", [])), *extremes)
+        table.add_row(str(row["session"] or "base"), *counts, *map(escape, texts))
+    Console().print(table)
 
 
-def _arranged(config: Config) -> tuple[Any, Any]:
+@stream.command
+def save(what: What, /, *settings: Settings, out: Path, scale: Scale = "full", plugin: Plugins = ()) -> None:
+    """Save the stream of a preset or TOML file, for --stream.file.
+
+    Parameters
+    ----------
+    out
+        File to write.
+    """
+    samples, arriving = _arranged(resolve(save, what, settings, scale, plugins=plugin))
+    save_stream(arriving, out, fingerprint=samples.fingerprint(), ids=samples.ids)
+    print(f"wrote {out}")
+
+
+def _arranged(config: Config) -> tuple[Any, Stream]:
     """Return the samples of a run, and their stream."""
     from graspcl.experiment.prepare import arrange, open_data
-    from graspcl.settings.rules import check
 
     check(config)
     samples, order = open_data(config)

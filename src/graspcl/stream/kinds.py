@@ -11,7 +11,7 @@ from typing import Annotated
 
 import numpy as np
 
-from graspcl.checks import Array, Count, Natural, Range, checked
+from graspcl.checks import Array, Count, Natural, Range, aligned, checked
 from graspcl.errors import GraspError
 from graspcl.stream.stream import Stream, streams
 
@@ -45,26 +45,21 @@ class ClassIncremental(Stream):
         order: Numbers | None = None, chunk: Count = 512, blurry: Blurry = 0.0,
     ) -> None:  # fmt: skip
         indices, labels = _samples(indices, labels)
-        ordered = _ordered_classes(labels, base_classes, order, rng)
+        classes = np.unique(labels)
+        ordered = rng.permutation(classes) if order is None else in_order(classes, order)
         if sessions > len(ordered) - base_classes:
-            raise GraspError(
-                f"{len(ordered)} classes cannot be split into {base_classes} base classes and {sessions} sessions "
-                "of at least one new class each"
-            )
+            parts = f"{base_classes} base classes and {sessions} sessions of at least one new class each"
+            raise GraspError(f"{len(classes)} classes cannot be split into {parts}")
         groups = [ordered[:base_classes], *np.array_split(ordered[base_classes:], sessions)]
         base, *rest = (rng.permutation(group) for group in _grouped(indices, labels, groups))
         if blurry:
             rest = exchanged(rest, blurry, rng)
-        super().__init__(base, rest, chunk, _by_index(indices, labels))
-        self._settle({int(label): number for number, group in enumerate(groups) for label in group})
+        home = {int(label): number for number, group in enumerate(groups) for label in group}
+        super().__init__(base, rest, chunk, _by_index(indices, labels), home=home)
 
 
 def exchanged(sessions: Sequence[Array], share: float, rng: np.random.Generator) -> list[Array]:
-    """Exchange a share of the samples among sessions at random; sessions keep their sizes.
-
-    >>> [len(session) for session in exchanged([np.arange(4), np.arange(4, 10)], 0.5, np.random.default_rng(0))]
-    [4, 6]
-    """
+    """Exchange a share of the samples among sessions at random; sessions keep their sizes."""
     samples = np.concatenate(sessions)
     sizes = [len(session) for session in sessions]
     starts = np.cumsum([0, *sizes[:-1]])
@@ -92,12 +87,12 @@ class IID(Stream):
         order: Numbers | None = None, chunk: Count = 512,
     ) -> None:  # fmt: skip
         indices, labels = _samples(indices, labels)
-        ordered = _ordered_classes(labels, base_classes, order, rng)
+        classes = np.unique(labels)
+        ordered = rng.permutation(classes) if order is None else in_order(classes, order)
         base, rest = _grouped(indices, labels, [ordered[:base_classes], ordered[base_classes:]])
         if sessions > len(rest):
-            raise GraspError(
-                f"{len(rest)} samples beside the {base_classes} base classes cannot be split into {sessions} sessions"
-            )
+            beside = f"{len(rest)} samples beside the {base_classes} base classes"
+            raise GraspError(f"{beside} cannot be split into {sessions} sessions")
         base, rest = rng.permutation(base), rng.permutation(rest)
         super().__init__(base, np.array_split(rest, sessions), chunk, _by_index(indices, labels))
 
@@ -131,15 +126,8 @@ class LongTailed(ClassIncremental):
         super().__init__(indices, labels, base_classes, sessions, rng, order, chunk, blurry)
 
 
-def thinned(
-    labels: Array, imbalance: float, rng: np.random.Generator, largest_first: Numbers | None = None
-) -> Array:  # fmt: skip
-    """Choose the positions [n], ascending, of the samples with `labels` [N] that stay; random within each class.
-
-    >>> labels = np.repeat([0, 1], 4)
-    >>> labels[thinned(labels, 2, np.random.default_rng(0), largest_first=[1, 0])]
-    array([0, 0, 1, 1, 1, 1])
-    """
+def thinned(labels: Array, imbalance: float, rng: np.random.Generator, largest_first: Numbers | None = None) -> Array:
+    """Choose the positions [n], ascending, of the samples with `labels` [N] that stay; random within each class."""
     classes, position, sizes = np.unique(labels, return_inverse=True, return_counts=True)
     ranked = rng.permutation(classes) if largest_first is None else in_order(classes, largest_first)
     rank = np.searchsorted(classes, ranked)
@@ -189,13 +177,11 @@ class TaskIncremental(Stream):
         task_order: Numbers | None = None, chunk: Count = 512, base_tasks: Natural = 0,
     ) -> None:  # fmt: skip
         indices, labels = _samples(indices, labels)
-        _, task_of = _samples(indices, task_of, "task")
+        _, task_of = _samples(indices, task_of, "task_of")
         tasks = np.unique(task_of)
         ordered = tasks if task_order is None else in_order(tasks, task_order, "task")
         if base_tasks >= len(ordered):
-            raise GraspError(
-                f"{len(ordered)} tasks cannot be split into {base_tasks} base tasks and at least one session"
-            )
+            raise GraspError(f"{len(tasks)} tasks cannot be split into {base_tasks} base tasks and a session or more")
         groups = [ordered[:base_tasks], *np.split(ordered[base_tasks:], len(ordered) - base_tasks)]
         base, *rest = (rng.permutation(group) for group in _grouped(indices, task_of, groups))
         super().__init__(base, rest, chunk, _by_index(indices, labels), tasks=ordered[base_tasks:].tolist())
@@ -205,15 +191,7 @@ class TaskIncremental(Stream):
 
 
 def in_order(present: Array, order: Numbers, what: str = "class") -> Array:
-    """Return `order` [K] as an array; refuse it unless it names each of the numbers `present` [K] once.
-
-    >>> in_order(np.array([1, 2]), [2, 1])
-    array([2, 1])
-    >>> in_order(np.array([1, 2]), [2, 3])
-    Traceback (most recent call last):
-        ...
-    graspcl.errors.GraspError: the class order must name each of the 2 classes once; missing: 1; not in the data: 3
-    """
+    """Return `order` [K] as an array; refuse it unless it names each of the numbers `present` [K] once."""
     ordered = np.asarray(order)
     if ordered.ndim != 1 or ordered.dtype.kind not in "iu":
         raise GraspError(f"the {what} order must be a list of {what} numbers, got {reprlib.repr(order)}")
@@ -225,24 +203,17 @@ def in_order(present: Array, order: Numbers, what: str = "class") -> Array:
         "not in the data": np.setdiff1d(names, present),
         "more than once": names[repeats > 1],
     }
-    reasons = "; ".join(f"{reason}: {_some(values)}" for reason, values in wrong.items() if len(values))
-    plural = "classes" if what == "class" else f"{what}s"
-    raise GraspError(f"the {what} order must name each of the {len(present)} {plural} once; {reasons}")
+    few = {reason: reprlib.repr(values.tolist())[1:-1] for reason, values in wrong.items()}
+    reasons = "; ".join(f"{reason}: {values}" for reason, values in few.items() if values)
+    raise GraspError(f"the {what} order must name each of {len(present)} {what} numbers once; {reasons}")
 
 
-def _some(values: Array, most: int = 5) -> str:
-    shown = ", ".join(str(value) for value in values[:most])
-    return shown if len(values) <= most else f"{shown} and {len(values) - most} more"
-
-
-def _samples(indices: Numbers, numbers: Numbers, what: str = "label") -> tuple[Array, Array]:
+def _samples(indices: Numbers, numbers: Numbers, what: str = "labels") -> tuple[Array, Array]:
     """Return indices [N] and one number per sample (its class or task) as arrays."""
-    indices, numbers = np.asarray(indices), np.asarray(numbers)
-    if indices.ndim != 1 or indices.shape != numbers.shape:
-        raise GraspError(f"a stream needs one {what} for each sample, got shapes {indices.shape} and {numbers.shape}")
+    indices, numbers = aligned(**{"indices": indices, what: numbers})
     if not len(indices):
         raise GraspError("a stream needs at least one sample")
-    for name, values in (("indices", indices), (f"{what}s", numbers)):
+    for name, values in (("indices", indices), (what, numbers)):
         if values.dtype.kind not in "iu":
             raise GraspError(f"the {name} of a stream must be whole numbers, got {values.dtype}")
     if indices.min() < 0:
@@ -250,24 +221,14 @@ def _samples(indices: Numbers, numbers: Numbers, what: str = "label") -> tuple[A
     return indices, numbers
 
 
-def _ordered_classes(labels: Array, base_classes: int, order: Numbers | None, rng: np.random.Generator) -> Array:
-    """Return all classes [K] in `order`, or in an order drawn from `rng`."""
-    classes = np.unique(labels)
-    ordered: Array = rng.permutation(classes) if order is None else in_order(classes, order)
-    if base_classes > len(classes):
-        raise GraspError(f"{len(classes)} classes cannot be split into {base_classes} base classes and others")
-    return ordered
-
-
 def _grouped(indices: Array, numbers: Array, groups: Sequence[Array]) -> list[Array]:
     """Return the samples at `indices` [N] whose numbers [N] are in each group; groups partition the numbers."""
     present, position = np.unique(numbers, return_inverse=True)
     group = np.empty(len(present), np.int64)
-    sizes = [len(each) for each in groups]
-    group[np.searchsorted(present, np.concatenate(groups))] = np.repeat(np.arange(len(groups)), sizes)
-    of_sample = group[position]
-    ends = np.cumsum(np.bincount(of_sample, minlength=len(groups)))[:-1]
-    return np.split(indices[np.argsort(of_sample, kind="stable")], ends)
+    for place, own in enumerate(groups):
+        group[np.searchsorted(present, own)] = place
+    ends = np.cumsum(np.bincount(group[position], minlength=len(groups)))[:-1]
+    return np.split(indices[np.argsort(group[position], kind="stable")], ends)
 
 
 def _by_index(indices: Array, labels: Array) -> Array:

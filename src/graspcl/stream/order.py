@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -11,8 +12,6 @@ import numpy as np
 from graspcl.checks import Array
 from graspcl.errors import GraspError, nearest
 from graspcl.stream.kinds import in_order
-
-ORDERS = ("random", "sorted", "imagenet")
 
 
 def class_order(order: str | Path | Sequence[int] | Array, classes: Sequence[str], rng: np.random.Generator) -> Array:
@@ -26,8 +25,6 @@ def class_order(order: str | Path | Sequence[int] | Array, classes: Sequence[str
 
     >>> class_order("sorted", ["wolf", "ant", "cat"], np.random.default_rng(0))
     array([1, 2, 0])
-    >>> class_order("imagenet", ["n02134084", "n09332890"], np.random.default_rng(0))
-    array([1, 0])
     """
     if not isinstance(order, str | Path):
         return in_order(np.arange(len(classes)), order)
@@ -35,9 +32,12 @@ def class_order(order: str | Path | Sequence[int] | Array, classes: Sequence[str
         return rng.permutation(len(classes))
     if order == "sorted":
         return np.array(sorted(range(len(classes)), key=classes.__getitem__), np.int64)
-    if order == "imagenet":
-        return _imagenet(classes)
-    return _from_file(Path(order), classes)
+    for name, times in Counter(classes).most_common(1):
+        if times > 1:
+            raise GraspError(f"two classes are called {name!r}, so names cannot define their order")
+    number = {name: position for position, name in enumerate(classes)}
+    names = _in_imagenet_order(number) if order == "imagenet" else _in_order_of_file(Path(order), number)
+    return np.array([number[name] for name in names], np.int64)
 
 
 def imagenet_order() -> list[str]:
@@ -49,60 +49,39 @@ def imagenet_order() -> list[str]:
     return (resources.files("graspcl.stream") / "imagenet_order.txt").read_text(encoding="ascii").split()
 
 
-def _imagenet(classes: Sequence[str]) -> Array:
-    number = _numbers(classes)
+def _in_imagenet_order(classes: Collection[str]) -> list[str]:
     order = imagenet_order()
-    others = sorted(number.keys() - set(order))
-    if others:
+    if others := sorted(set(classes) - set(order)):
         raise GraspError(
             f"the class order 'imagenet' needs classes named by wnids of ImageNet-1K, such as {order[0]}; "
             f"{len(others)} of these {len(classes)} are not, for example {others[0]!r}"
         )
-    return np.array([number[wnid] for wnid in order if wnid in number], np.int64)
+    return [wnid for wnid in order if wnid in classes]
 
 
-def _from_file(path: Path, classes: Sequence[str]) -> Array:
-    number = _numbers(classes)
-    seen: dict[str, int] = {}
-    for line, text in enumerate(_lines(path), start=1):
-        name = text.strip()
-        if not name:
-            continue
-        if name not in number:
-            raise GraspError(f"line {line} of {path}: there is no class {name!r}{_hint(name, classes)}")
-        if name in seen:
-            raise GraspError(f"line {line} of {path}: class {name!r} is already in line {seen[name]}")
-        seen[name] = line
-    missing = [name for name in classes if name not in seen]
-    if missing:
-        raise GraspError(
-            f"the class order in {path} must name each of the {len(classes)} classes once; "
-            f"{len(missing)} are missing, for example {missing[0]!r}"
-        )
-    return np.array([number[name] for name in seen], np.int64)
-
-
-def _lines(path: Path) -> list[str]:
+def _in_order_of_file(path: Path, classes: Collection[str]) -> list[str]:
     try:
-        return path.read_text(encoding="utf-8-sig").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except FileNotFoundError as error:
-        raise GraspError(
-            f"there is no class order called {str(path)!r}, and no file of that name; {nearest(str(path), ORDERS)}"
-        ) from error
+        hint = nearest(str(path), ("random", "sorted", "imagenet"))
+        raise GraspError(f"there is no class order called {str(path)!r}, and no file of that name; {hint}") from error
     except OSError as error:
         raise GraspError(f"the class order in {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise GraspError(f"{path} must be a UTF-8 text file with one class name per line") from error
-
-
-def _numbers(classes: Sequence[str]) -> dict[str, int]:
-    number = {name: position for position, name in enumerate(classes)}
-    if len(number) < len(classes):
-        twice = next(name for position, name in enumerate(classes) if number[name] != position)
-        raise GraspError(f"two classes are called {twice!r}, so names cannot define their order")
-    return number
-
-
-def _hint(name: str, classes: Sequence[str]) -> str:
-    hint = nearest(name, classes)
-    return f"; {hint}" if hint.startswith("did you mean") else ""  # listing a thousand names would not help
+    seen: dict[str, int] = {}
+    for line, name in enumerate(map(str.strip, lines), start=1):
+        if name in seen:
+            raise GraspError(f"line {line} of {path}: class {name!r} is already in line {seen[name]}")
+        if name and name not in classes:
+            hint = nearest(name, classes)
+            hint = f"; {hint}" if hint.startswith("did") else ""  # listing a thousand names would not help
+            raise GraspError(f"line {line} of {path}: there is no class {name!r}{hint}")
+        if name:
+            seen[name] = line
+    if missing := [name for name in classes if name not in seen]:
+        raise GraspError(
+            f"the class order in {path} must name each of the {len(classes)} classes once; "
+            f"{len(missing)} are missing, for example {missing[0]!r}"
+        )
+    return list(seen)

@@ -41,12 +41,13 @@ class Stream:
         chunk: samples per chunk.
         labels: class of the sample at each index: an array over the whole data set, or a mapping.
         tasks: task number of each session, where sessions are tasks.
+        home: the session each class belongs to, 0 for the base; by default that of its first sample.
 
     With `labels`, the stream knows about its own samples:
 
     * `labels` [n]: their classes, the base first, then session by session;
     * `arrival`: the first session with a sample of each class, 0 for the base;
-    * `home`: the session each class belongs to; it differs from `arrival` only where class boundaries are blurred;
+    * `home`: the session each class belongs to; it differs from `arrival` only where class boundaries blur;
     * `counts`: the number of training samples of each class.
 
     >>> stream = Stream(base=[0, 1], sessions=[[2, 3, 4], [5]], chunk=2, labels=np.array([7, 7, 8, 7, 8, 9]))
@@ -66,6 +67,7 @@ class Stream:
         chunk: int = 512,
         labels: Mapping[int, int] | Sequence[int] | Array | None = None,
         tasks: Sequence[int] | None = None,
+        home: Mapping[int, int] | None = None,
     ) -> None:
         check("chunk", chunk, Count)
         self.base = np.asarray(base, np.int64)
@@ -77,31 +79,29 @@ class Stream:
         if tasks is not None and len(tasks) != len(self.sessions):
             raise GraspError(f"a stream of {len(self.sessions)} sessions cannot have {len(tasks)} tasks")
         self.tasks = None if tasks is None else [int(task) for task in tasks]
-        self._know(None if labels is None else _look_up(labels, self.samples))
+        self._know(None if labels is None else _look_up(labels, self.samples), home)
 
     @property
     def samples(self) -> Array:
         """Return all indices [n]: the base first, then session by session."""
         return np.concatenate([self.base, *self.sessions])
 
-    def _know(self, labels: Array | None) -> None:
-        """Set the classes [n] of `samples`, and derive arrival and counts."""
+    def _know(self, labels: Array | None, home: Mapping[int, int] | None = None) -> None:
+        """Set the classes [n] of `samples`, and derive arrival and counts, in the order of `home` or of arrival."""
         self.labels = labels
         self.arrival: dict[int, int] = {}
         self.counts: dict[int, int] = {}
         if labels is not None:
             session = np.repeat(np.arange(len(self.sessions) + 1), [len(self.base), *map(len, self.sessions)])
             classes, first, counts = np.unique(labels, return_index=True, return_counts=True)
-            for position in np.argsort(first):  # classes in order of arrival
-                self.arrival[int(classes[position])] = int(session[first[position]])
-                self.counts[int(classes[position])] = int(counts[position])
-        self.home = dict(self.arrival)
-
-    def _settle(self, home: Mapping[int, int]) -> None:
-        """Set the session each class belongs to, in class order."""
-        self.home = dict(home)
-        self.arrival = {label: self.arrival[label] for label in home}
-        self.counts = {label: self.counts[label] for label in home}
+            order = np.argsort(first)
+            self.arrival = dict(zip(classes[order].tolist(), session[first[order]].tolist(), strict=True))
+            self.counts = dict(zip(classes[order].tolist(), counts[order].tolist(), strict=True))
+        self.home = dict(self.arrival if home is None else home)
+        if self.home.keys() != self.arrival.keys() or not set(self.home.values()) <= {*range(len(self.sessions) + 1)}:
+            raise GraspError("home must give one of the stream's sessions for each class of its samples")
+        self.arrival = {label: self.arrival[label] for label in self.home}
+        self.counts = {label: self.counts[label] for label in self.home}
 
     def __len__(self) -> int:
         """Return the number of samples that arrive, without the base."""
@@ -137,16 +137,10 @@ class Stream:
 def make_stream(name: str, indices: Array, labels: Array, rng: np.random.Generator, /, **parameters: Any) -> Stream:
     """Make the stream called `name` of the samples at `indices` [N] with classes `labels` [N].
 
-    `rng` drives every random choice. `parameters` are those of the kind.
-
     >>> labels = np.repeat(np.arange(4), 5)
     >>> stream = make_stream("iid", np.arange(20), labels, np.random.default_rng(0), base_classes=1, sessions=3)
     >>> len(stream.base), [len(session) for session in stream.sessions]
     (5, [5, 5, 5])
-    >>> make_stream("iid", np.arange(20), labels, np.random.default_rng(0), base_clases=1)
-    Traceback (most recent call last):
-        ...
-    graspcl.errors.GraspError: stream 'iid' has no parameter 'base_clases'; did you mean 'base_classes'?
     """
     streams.validate(name, parameters)  # before: `rng` and the like are no parameters
     return streams.create(name, indices=indices, labels=labels, rng=rng, **parameters)
@@ -155,14 +149,12 @@ def make_stream(name: str, indices: Array, labels: Array, rng: np.random.Generat
 def _look_up(labels: Mapping[int, int] | Sequence[int] | Array, indices: Array) -> Array:
     """Return the classes [n] of the samples at `indices` [n]."""
     if isinstance(labels, Mapping):
-        lacking = [int(index) for index in indices if int(index) not in labels]
-        if lacking:
-            raise GraspError(f"{len(lacking)} samples of the stream have no label, for example sample {lacking[0]}")
-        return np.array([labels[int(index)] for index in indices], np.int64)
-    if len(indices) and not 0 <= indices.min() <= indices.max() < len(labels):
-        raise GraspError(
-            f"the stream has samples {indices.min()} to {indices.max()}, but there are {len(labels)} labels"
-        )
+        try:
+            return np.array([labels[index] for index in indices.tolist()], np.int64)
+        except KeyError as error:
+            raise GraspError(f"samples of the stream have no label, for example sample {error}") from error
+    if len(indices) and not 0 <= (first := indices.min()) <= (last := indices.max()) < len(labels):
+        raise GraspError(f"the stream has samples {first} to {last}, but there are {len(labels)} labels")
     return np.asarray(labels, np.int64)[indices]
 
 
@@ -179,7 +171,9 @@ def describe(stream: Stream, class_names: Sequence[str] | None = None, few: int 
     [0, 2, 1, 1, ['ant'], 'ant', 2, 'ant', 2]
     [1, 3, 2, 2, ['bee', 'cat'], 'cat', 2, 'bee', 1]
     """
-    names = _names(stream, class_names)
+    names = {label: str(label) for label in stream.counts} if class_names is None else dict(enumerate(class_names))
+    if unnamed := stream.counts.keys() - names.keys():
+        raise GraspError(f"the stream has a class {min(unnamed)}, but there are {len(names)} class names")
     groups = [stream.base, *stream.sessions]
     labels = None if stream.labels is None else np.split(stream.labels, np.cumsum([len(group) for group in groups]))
     rows = []
@@ -190,29 +184,14 @@ def describe(stream: Stream, class_names: Sequence[str] | None = None, few: int 
         row["samples"] = len(group)
         if labels is not None:
             new = [names[label] for label, first in stream.arrival.items() if first == session]
-            row |= _classes(labels[session], names) | {"new_classes": len(new), "first_new": new[:few]}
+            classes, sizes = np.unique(labels[session], return_counts=True)
+            row |= {"classes": len(classes), "new_classes": len(new), "first_new": new[:few]}
+            for which, pick in (("largest", np.argmax), ("smallest", np.argmin)):
+                at = pick(sizes) if len(sizes) else None  # a session may be empty
+                row[which] = None if at is None else names[int(classes[at])]
+                row[f"{which}_samples"] = 0 if at is None else int(sizes[at])
         rows.append(row)
     return rows if len(stream.base) else rows[1:]
-
-
-def _names(stream: Stream, class_names: Sequence[str] | None) -> dict[int, str]:
-    if class_names is None:
-        return {label: str(label) for label in stream.counts}
-    for label in stream.counts:
-        if not 0 <= label < len(class_names):
-            raise GraspError(f"the stream has a class {label}, but there are {len(class_names)} class names")
-    return {label: class_names[label] for label in stream.counts}
-
-
-def _classes(labels: Array, names: dict[int, str]) -> dict[str, Any]:
-    """Return the columns in the order of `describe`; those of new classes are filled in later."""
-    classes, sizes = np.unique(labels, return_counts=True)
-    row: dict[str, Any] = {"classes": len(classes), "new_classes": 0, "first_new": []}
-    for which, pick in (("largest", np.argmax), ("smallest", np.argmin)):
-        at = int(pick(sizes)) if len(sizes) else None  # a session may be empty
-        row[which] = None if at is None else names[int(classes[at])]
-        row[f"{which}_samples"] = 0 if at is None else int(sizes[at])
-    return row
 
 
 FORMAT, VERSION = "graspcl stream", 1
@@ -236,21 +215,24 @@ def save_stream(
     [array([2, 1])]
     """
     header = {"format": FORMAT, "version": VERSION, "name": stream.name, "chunk": stream.chunk}
-    arrays: dict[str, Any] = {
-        "header": np.array(json.dumps({**header, "fingerprint": fingerprint})),
+    numbers: dict[str, Any] = {
         "base": stream.base,
-        "sessions": np.concatenate([np.empty(0, np.int64), *stream.sessions]),
-        "lengths": np.array([len(session) for session in stream.sessions], np.int64),
+        "sessions": stream.samples[len(stream.base) :],
+        "lengths": [len(session) for session in stream.sessions],
     }
     if stream.labels is not None:
-        arrays["labels"] = stream.labels
-        arrays["classes"] = np.array(list(stream.home), np.int64)
-        arrays["home"] = np.array(list(stream.home.values()), np.int64)
+        numbers |= {"labels": stream.labels, "classes": [*stream.home], "home": [*stream.home.values()]}
     if stream.tasks is not None:
-        arrays["tasks"] = np.array(stream.tasks, np.int64)
-    names = stream.ids if ids is None else _ids(ids, stream.samples)
-    if names is not None:
-        arrays["ids"] = names
+        numbers["tasks"] = stream.tasks
+    arrays: dict[str, Any] = {"header": np.array(json.dumps({**header, "fingerprint": fingerprint}))}
+    arrays |= {name: np.array(values, np.int64) for name, values in numbers.items()}
+    if ids is not None:
+        names = np.asarray(ids).astype(np.str_)  # as text: objects would be pickled
+        if names.ndim != 1 or not np.isin(stream.samples, np.arange(len(names))).all():
+            raise GraspError(f"ids must name every sample of the data set; {names.shape} do not reach the stream's")
+        arrays["ids"] = names[stream.samples]
+    elif stream.ids is not None:
+        arrays["ids"] = stream.ids
     try:
         write_whole(Path(path), lambda file: np.savez_compressed(file, **arrays))
     except OSError as error:
@@ -266,50 +248,38 @@ def load_stream(path: str | Path, fingerprint: str | None = None) -> Stream:
     graspcl.errors.GraspError: there is no saved stream at nowhere.npz
     """
     try:
-        arrays = _read(Path(path))
+        # not np.load, which reports any other file as a pickle
+        with open(path, "rb") as file, np.lib.npyio.NpzFile(file, allow_pickle=False) as content:
+            arrays = dict(content)
         header = json.loads(str(arrays["header"][()]))
-        foreign = header["format"] != FORMAT
+        found, version = header["format"], header.get("version")
+        if (found, version) != (FORMAT, VERSION):
+            raise ValueError(f"its format is {found!r}, version {version}; this graspcl reads version {VERSION}")
+        stream = _rebuilt(header, arrays)
     except FileNotFoundError as error:
         raise GraspError(f"there is no saved stream at {path}") from error
-    except Exception as error:  # zip files, arrays and JSON all fail differently
+    except Exception as error:  # zip files, arrays, JSON and streams all fail differently
         raise GraspError(f"{path} is damaged, or not a saved stream: {error}") from error
-    if foreign:
-        raise GraspError(f"{path} is not a saved stream")
-    if header.get("version") != VERSION:
-        raise GraspError(f"{path} has version {header.get('version')} of the format; this graspcl reads {VERSION}")
     if fingerprint is not None and header.get("fingerprint") != fingerprint:
         made_for = header.get("fingerprint") or "unnamed data"
         raise GraspError(f"the stream in {path} was made for other data: {made_for}, not {fingerprint}")
-    try:
-        return _rebuilt(header, arrays)
-    except Exception as error:  # whatever is wrong inside, the file is damaged
-        raise GraspError(f"{path} is damaged: {error}") from error
-
-
-def _read(path: Path) -> dict[str, Array]:
-    # not np.load, which reports any other file as a pickle
-    with open(path, "rb") as file, np.lib.npyio.NpzFile(file, allow_pickle=False) as content:
-        return {name: content[name] for name in content.files}
+    return stream
 
 
 def _rebuilt(header: dict[str, Any], arrays: dict[str, Array]) -> Stream:
     lengths, sessions = _whole(arrays, "lengths"), _whole(arrays, "sessions")
     if lengths.min(initial=0) < 0 or lengths.sum() != len(sessions):
         raise ValueError("its sessions do not have the lengths it states")
-    parts = np.split(sessions, np.cumsum(lengths))[:-1]
     tasks = _whole(arrays, "tasks").tolist() if "tasks" in arrays else None
+    parts = np.split(sessions, np.cumsum(lengths))[:-1]
     stream = Stream(_whole(arrays, "base"), parts, header["chunk"], tasks=tasks)
-    stream.name = str(header["name"])
+    stream.name, stream.ids = str(header["name"]), arrays.get("ids")
     for name in {"labels", "ids"} & arrays.keys():
         if arrays[name].shape != stream.samples.shape:
             raise ValueError(f"it has {arrays[name].shape} {name} for {len(stream.samples)} samples")
     if "labels" in arrays:
-        stream._know(_whole(arrays, "labels"))
-        home = dict(zip(_whole(arrays, "classes").tolist(), _whole(arrays, "home").tolist(), strict=True))
-        if home.keys() != stream.arrival.keys() or not set(home.values()) <= set(range(len(parts) + 1)):
-            raise ValueError("its classes are not those of its samples")
-        stream._settle(home)
-    stream.ids = arrays.get("ids")
+        home = zip(_whole(arrays, "classes").tolist(), _whole(arrays, "home").tolist(), strict=True)
+        stream._know(_whole(arrays, "labels"), dict(home))
     return stream
 
 
@@ -319,10 +289,3 @@ def _whole(arrays: dict[str, Array], name: str) -> Array:
     if arrays[name].dtype.kind != "i" or arrays[name].ndim != 1:
         raise ValueError(f"its {name} are not a list of whole numbers")
     return arrays[name].astype(np.int64)
-
-
-def _ids(ids: Sequence[str] | Array, samples: Array) -> Array:
-    names = np.asarray(ids).astype(np.str_)  # as text: objects would be pickled
-    if names.ndim != 1 or (len(samples) and not 0 <= samples.min() <= samples.max() < len(names)):
-        raise GraspError(f"ids must name every sample of the data set; {names.shape} do not reach all of the stream's")
-    return names[samples]

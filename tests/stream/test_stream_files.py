@@ -141,7 +141,7 @@ def foreign(kind, path):
 @pytest.mark.parametrize("kind", ["text", "pickle", "array", "arrays", "zip", "other", "objects"])
 def test_foreign_files_are_refused(path, kind):
     foreign(kind, path)
-    with pytest.raises(GraspError, match=r"a\.stream is (damaged, or )?not a saved stream"):
+    with pytest.raises(GraspError, match=r"a\.stream is damaged, or not a saved stream"):
         load_stream(path)
 
 
@@ -155,8 +155,8 @@ def test_foreign_files_are_refused(path, kind):
         ({"base": None}, "its base are missing"),
         ({"labels": np.arange(3)}, "labels for 60 samples"),
         ({"ids": np.array(["a"])}, "ids for 60 samples"),
-        ({"classes": np.arange(7), "home": np.zeros(7, np.int64)}, "not those of its samples"),
-        ({"home": np.full(6, 3)}, "not those of its samples"),
+        ({"classes": np.arange(7), "home": np.zeros(7, np.int64)}, "home must give one of the stream's sessions"),
+        ({"home": np.full(6, 3)}, "home must give one of the stream's sessions"),
         ({"tasks": np.arange(3)}, "2 sessions cannot have 3 tasks"),
     ],
 )
@@ -166,7 +166,7 @@ def test_content_that_does_not_fit_together_is_refused(path, change, message):
         arrays = {**content, **change}
     with open(path, "wb") as file:
         np.savez(file, **{name: array for name, array in arrays.items() if array is not None})
-    with pytest.raises(GraspError, match=f"is damaged: .*{message}"):
+    with pytest.raises(GraspError, match=f"is damaged, .*{message}"):
         load_stream(path)
 
 
@@ -177,7 +177,7 @@ def test_a_later_version_is_named(path):
     arrays["header"] = np.array(json.dumps({**json.loads(str(arrays["header"])), "version": 2}))
     with open(path, "wb") as file:
         np.savez(file, **arrays)
-    with pytest.raises(GraspError, match="has version 2 of the format; this graspcl reads 1"):
+    with pytest.raises(GraspError, match="'graspcl stream', version 2; this graspcl reads version 1"):
         load_stream(path)
 
 
