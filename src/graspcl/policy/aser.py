@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -30,17 +29,13 @@ class Aser(IncomingPolicy):
     score: Literal["asvm", "asv", "neg_sv"] = "asvm"
 
     needs = frozenset({"labels", "new", "embeddings", "forward"})
-    cost = (
-        "per mini-batch, a forward pass over its incoming half and 2 · `n_smp_cls` (2 · 2) old samples of each class, "
-        "or as many candidates as are to be chosen"
-    )
+    cost = "a forward pass over the incoming half and 2 · `n_smp_cls` (2 · 2) old samples of each class per mini-batch"
     source = "Shim et al. 2021"
 
     def choose(self, session: Session, incoming: Array, old: Array, k: int) -> Array:
         slots, others = self.sets(session, old, k)
-        parts = slots, others, incoming
-        outputs = session.forward(np.concatenate(parts))
-        sizes = [len(part) for part in parts]
+        outputs = session.forward(np.concatenate([slots, others, incoming]))
+        sizes = [len(slots), len(others), len(incoming)]
         z, z_old, z_new = outputs.embedding.split(sizes)
         y, y_old, y_new = outputs.rows.split(sizes)
         cooperative = knn_shapley(z, y, z_old, y_old, self.k)
@@ -57,8 +52,7 @@ class Aser(IncomingPolicy):
         """Return candidates (at least `k`, if there are) and other old samples, if there are, to evaluate them on."""
         is_old = np.zeros(len(session), bool)
         is_old[old] = True
-        members, offsets = session.groups
-        classes = [run[is_old[run]] for run in (members[begin:end] for begin, end in pairwise(offsets))]
+        classes = [run[is_old[run]] for run in session.groups.each]
         number, sizes = self.n_smp_cls, np.array([len(run) for run in classes])
         while np.minimum(sizes, number).sum() < min(k, len(old)):
             number += 1

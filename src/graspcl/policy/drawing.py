@@ -31,6 +31,11 @@ class Groups(NamedTuple):
         """K, the number of classes present."""
         return len(self.offsets) - 1
 
+    @property
+    def each(self) -> list[Array]:
+        """Slots of each class present."""
+        return np.split(self.members, self.offsets[1:-1])
+
 
 def group_by_class(labels: Array) -> Groups:
     """Group samples by sorted class. Within a class they keep their order.
@@ -49,11 +54,7 @@ def group_by_class(labels: Array) -> Groups:
 
 
 def draws_per_class(classes: int, budget: int) -> Array:
-    """Return how many of `budget` round-robin draws each class gets [K]: equal within one, the first classes get more.
-
-    >>> draws_per_class(3, 8).tolist()
-    [3, 3, 2]
-    """
+    """Return how many of `budget` round-robin draws each class gets [K]: equal within one, more for the first."""
     base, extra = divmod(budget, classes)
     return base + (np.arange(classes) < extra)
 
@@ -142,11 +143,7 @@ def whole_passes(slots: Array, number: int) -> tuple[Array, int]:
 
 
 def evenly(slots: Array, number: int, rng: np.random.Generator) -> Array:
-    """Draw `number` slots uniformly. No slot comes again before all have come.
-
-    >>> sorted(evenly(np.array([4, 7]), 4, np.random.default_rng(0)).tolist())
-    [4, 4, 7, 7]
-    """
+    """Draw `number` slots uniformly. No slot comes again before all have come."""
     whole, rest = whole_passes(slots, number)
     return np.append(whole, rng.choice(slots, rest, replace=False))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numba
 import numpy as np
@@ -37,8 +36,7 @@ class KMeans(PlannedPolicy):
     def plan(self, session: Session) -> Array:
         generator = torch.Generator().manual_seed(int(session.rng.integers(2**63)))
         distances = np.empty(len(session))
-        for begin, end in pairwise(session.groups.offsets):
-            members = session.groups.members[begin:end]
+        for members in session.groups.each:
             z = session.embeddings[torch.from_numpy(members)]
             distances[members] = self.distances(z, generator).numpy(force=True)
         return session.draw(1 / (distances + self.eps))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,8 +15,6 @@ from graspcl.checks import Array
 from graspcl.errors import GraspError
 from graspcl.policy.policy import Policy, policies
 from graspcl.policy.session import Budget, Network, SampleOutputs, Session, batches, evaluating
-
-_FROM_LOGITS = {"logits", "losses", "forward", "gradients", "virtual_step"}
 
 
 class MiniBatch:
@@ -79,10 +78,13 @@ def rehearse(
     chosen = policies.create(policy) if isinstance(policy, str) else policy
     draws = np.random.default_rng(buffer.draw_seed() if rng is None else rng)
     network = embed if model is None else _Joined(model, embed)
-    session = Session(buffer, budget, draws, network, device=device, lr=lr)
-    if len(buffer) and budget.samples:
-        _check_given(chosen, buffer, network)
-    return _reporting(chosen, session, buffer)
+    if "new" in chosen.needs and budget.samples and len(set(buffer.new.tolist())) == 1:
+        raise GraspError(
+            f"policy {chosen.display_name!r} needs new and old samples, but all {len(buffer)} stored samples are "
+            f"{'new' if buffer.new[0] else 'old'}. buffer.settle() makes all stored samples old; rehearse() calls it "
+            "after its last mini-batch. Samples inserted afterwards are new"
+        )
+    return _reporting(chosen, Session(buffer, budget, draws, network, device=device, lr=lr), buffer)
 
 
 def _reporting(policy: Policy, session: Session, buffer: Buffer) -> Iterator[MiniBatch]:
@@ -94,29 +96,6 @@ def _reporting(policy: Policy, session: Session, buffer: Buffer) -> Iterator[Min
                 f"policy {policy.display_name!r} needs feedback: call batch.report(logits) before the next mini-batch"
             )
     buffer.settle()
-
-
-def _check_given(policy: Policy, buffer: Buffer, network: Network | None) -> None:
-    """Raise an error that says what the policy needs and `rehearse` was not given."""
-    for what, argument, needs in (
-        ("embeddings", "embed", {"embeddings", "distances"}),
-        ("logits", "model", _FROM_LOGITS),
-    ):
-        if network is None and needs & policy.needs:
-            raise GraspError(
-                f"policy {policy.display_name!r} reads {what}: give {argument}=, a function from inputs to {what}"
-            )
-    if "new" in policy.needs and (buffer.new.all() or not buffer.new.any()):
-        raise GraspError(
-            f"policy {policy.display_name!r} needs new and old samples, but all {len(buffer)} stored samples are "
-            f"{'new' if buffer.new.all() else 'old'}. buffer.settle() makes all stored samples old; rehearse() calls "
-            "it after its last mini-batch. Samples inserted afterwards are new"
-        )
-
-
-class _Outputs(NamedTuple):
-    embedding: torch.Tensor
-    logits: torch.Tensor
 
 
 class _Joined(torch.nn.Module):
@@ -141,7 +120,7 @@ class _Joined(torch.nn.Module):
             return outputs
         logits: torch.Tensor = getattr(outputs, "logits", outputs)
         if embed is None:
-            return _Outputs(logits.new_empty(len(logits), 0), logits)
+            return SimpleNamespace(embedding=logits.new_empty(len(logits), 0), logits=logits)
         with evaluating(embed):
             embedded = embed(inputs)
-        return _Outputs(getattr(embedded, "embedding", embedded), logits)
+        return SimpleNamespace(embedding=getattr(embedded, "embedding", embedded), logits=logits)

@@ -23,10 +23,7 @@ class Mir(IncomingPolicy):
     candidates: Count | None = None
 
     needs = frozenset({"new", "forward", "virtual_step"})
-    cost = (
-        "per mini-batch, a forward and a backward pass over its incoming half and two forward passes over "
-        "`candidates_per_pick` (5) candidates for each old sample"
-    )
+    cost = "per mini-batch, a forward and backward pass over its incoming half, two forward over 5 candidates per pick"
     source = "Aljundi et al. 2019"
 
     def choose(self, session: Session, incoming: Array, old: Array, k: int) -> Array:

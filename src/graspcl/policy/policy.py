@@ -61,13 +61,11 @@ class Policy:
         """Load or compile what a session needs. The time is not counted as a cost of the session."""
 
     def begin(self, session: Session) -> None:
-        """Called once per session, before the first selection. Read quantities of all stored samples here."""
+        """Prepare a session that has a budget. Read quantities of all stored samples here."""
 
     def select(self, session: Session, n: int) -> Array:
         """Return the next mini-batch: `n` slots."""
-        raise GraspError(
-            f"policy {type(self).__name__} must define select(session, n), or plan(session) if it is a PlannedPolicy"
-        )
+        raise GraspError(f"policy {type(self).__name__} must define select(session, n)")
 
     def observe(self, slots: Array, outputs: Any) -> None:
         """Receive feedback after the update on `slots` [n]: `outputs.logits` [n, K] and `outputs.losses` [n].
@@ -117,12 +115,10 @@ class PlannedPolicy(Policy):
         raise GraspError(f"policy {type(self).__name__} must define plan(session)")
 
     def begin(self, session: Session) -> None:
-        samples = session.budget.samples
-        self._plan = np.asarray(self.plan(session)) if samples else np.empty(0, np.int64)
-        self._next = 0
-        if self._plan.shape != (samples,):
+        self._plan, self._next = np.asarray(self.plan(session)), 0
+        if self._plan.shape != (session.budget.samples,):
             raise GraspError(
-                f"policy {self.display_name!r} must plan {samples:,} slots, the session's budget, "
+                f"policy {self.display_name!r} must plan {session.budget.samples:,} slots, the session's budget, "
                 f"got shape {self._plan.shape}"
             )
 

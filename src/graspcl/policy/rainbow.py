@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import Annotated
 
 import numpy as np
@@ -45,8 +44,8 @@ class Rainbow(PlannedPolicy):
     def plan(self, session: Session) -> Array:
         u, groups, rng = self.uncertainty(session), session.groups, session.rng
         drawn, each = [], draws_per_class(groups.number, session.budget.samples)
-        for (begin, end), m in zip(pairwise(groups.offsets), each, strict=True):
-            members = rng.permutation(groups.members[begin:end])  # equal uncertainties come in random order
+        for own, m in zip(groups.each, each, strict=True):
+            members = rng.permutation(own)  # equal uncertainties come in random order
             drawn.append(strided_picks(members[np.argsort(u[members], kind="stable")], int(m), rng))
         return round_robin(np.concatenate(drawn), groups.number)
 

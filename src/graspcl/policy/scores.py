@@ -41,34 +41,25 @@ class _ByScore(Policy):
     family = "score"
 
     def warm_up(self) -> None:
-        from graspcl.policy.tree import build, by_weight, draw, update
-
-        leaves = by_weight(np.ones(2))
-        tree = build(leaves)
-        update(tree, draw(tree, np.zeros(1)), leaves[:1])
+        tree = _compiled()
+        leaves = tree.by_weight(np.ones(2))
+        nodes = tree.build(leaves)
+        tree.update(nodes, tree.draw(nodes, np.zeros(1)), leaves[:1])
 
     def begin(self, session: Session) -> None:
-        if not session.budget.samples:
-            return
-        from graspcl.policy.tree import build  # compiled code is loaded where it is used
-
         self._scores = self.first_scores(session)
-        self._tree = build(self._leaves(self._scores))
+        self._tree = _compiled().build(self._leaves(self._scores))
 
     def select(self, session: Session, n: int) -> Array:
-        from graspcl.policy.tree import draw
-
         whole, rest = whole_passes(np.arange(len(self._scores)), n)
-        return np.append(whole, draw(self._tree, session.rng.random(rest)))
+        return np.append(whole, _compiled().draw(self._tree, session.rng.random(rest)))
 
     def observe(self, slots: Array, outputs: Any) -> None:
-        from graspcl.policy.tree import build, update
-
         self.rescore(slots, outputs)
         if self.weighs_together:
-            self._tree = build(self._leaves(self._scores))
+            self._tree = _compiled().build(self._leaves(self._scores))
         else:
-            update(self._tree, slots, self._leaves(self._scores[slots]))
+            _compiled().update(self._tree, slots, self._leaves(self._scores[slots]))
 
     def first_scores(self, session: Session) -> Array:
         """Return the score of each stored sample when the session starts, float64 [N]."""
@@ -88,16 +79,21 @@ class _ByScore(Policy):
         return False
 
     def _leaves(self, scores: Array) -> Array:
-        from graspcl.policy.tree import by_level, by_weight
-
-        return by_level(self._urgency(scores)) if self.mode == "top" else by_weight(self.weights(scores))
+        tree = _compiled()
+        leaves: Array = (
+            tree.by_level(self._urgency(scores)) if self.mode == "top" else tree.by_weight(self.weights(scores))
+        )
+        return leaves
 
     def _urgency(self, scores: Array) -> Array:
         """The scores, with the sign such that the largest come first."""
         return scores if self.largest else -scores
 
 
-# -- scores from the logits ------------------------------------------------------------------------------------------
+def _compiled() -> Any:
+    from graspcl.policy import tree  # compiled code is loaded where it is used
+
+    return tree
 
 
 @dataclass
@@ -136,13 +132,16 @@ class _ByLogits(_ByScore):
         self._scores[slots] = self._checked_scores(outputs.logits, slots)
 
     def weights(self, scores: Array) -> Array:
-        if self.weighting == "reciprocal_shift":
-            return reciprocal_shift(scores, self.largest)
-        if self.weighting == "softmax":
-            exponents = (self._urgency(scores) - self._start[-1]) / self._spread / self.temperature
-            weights: Array = np.exp(exponents.clip(-_EXPONENT, _EXPONENT))
-            return weights
-        return rank_weights(self._urgency(scores), self._start)
+        urgency, weights = self._urgency(scores), np.empty(0)
+        if self.weighting == "rank":
+            weights = (1 + np.searchsorted(self._start, urgency) + np.searchsorted(self._start, urgency, "right")) / 2
+        elif self.weighting == "softmax":
+            exponents = (urgency - self._start[-1]) / self._spread / self.temperature
+            weights = np.exp(exponents.clip(-_EXPONENT, _EXPONENT))
+        else:
+            raw = scores if self.largest else 1 / (scores + _EPS)
+            weights = raw + (1 - raw.min())
+        return weights
 
     @property
     def weighs_together(self) -> bool:
@@ -227,33 +226,6 @@ class MinConfidence(_ByLogits):
 
     def score(self, logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         return torch.softmax(logits, dim=1).gather(1, rows[:, None])[:, 0]
-
-
-def rank_weights(urgency: Array, start: Array) -> Array:
-    """Return N + 1/2 - r for each of `urgency` [n], r its rank from the top in the sorted `start` [N], ties as half.
-
-    >>> rank_weights(np.array([9.0, 5.0, 4.0, 0.0]), start=np.array([1.0, 2.0, 5.0])).tolist()
-    [3.5, 3.0, 2.5, 0.5]
-    """
-    below = np.searchsorted(start, urgency, side="left")
-    not_above = np.searchsorted(start, urgency, side="right")
-    weights: Array = (1 + below + not_above) / 2
-    return weights
-
-
-def reciprocal_shift(scores: Array, largest: bool = False) -> Array:
-    """Apply the published transform: 1 / (s + 1e-7), or s where the `largest` come first; then + 1 - min.
-
-    >>> w = reciprocal_shift(np.array([-5, -0.001, 0.001, 5]))
-    >>> (w / w.sum()).round(4).tolist()
-    [0.25, 0.0002, 0.4997, 0.2501]
-    """
-    raw = scores if largest else 1 / (scores + _EPS)
-    shifted: Array = raw + (1 - raw.min())
-    return shifted
-
-
-# -- counts ----------------------------------------------------------------------------------------------------------
 
 
 @policies.register("min_rehearsal")

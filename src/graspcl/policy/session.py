@@ -22,8 +22,9 @@ from graspcl.policy.policy import QUANTITIES, Policy
 from graspcl.policy.prototype import prototype_distances
 
 Network = Callable[[torch.Tensor], Any]
+Transform = Callable[[torch.Tensor], torch.Tensor]
 
-_AT_START = {"embeddings", "distances", "logits", "losses"}  # measured once, before the first update
+_FROM_EMBEDDINGS, _FROM_LOGITS = {"embeddings", "distances"}, {"logits", "losses"}
 
 
 @checked
@@ -80,6 +81,22 @@ class SampleOutputs(NamedTuple):
     rows: torch.Tensor
 
 
+def _read_only(values: Array) -> Array:
+    view = values.view()
+    view.flags.writeable = False
+    return view
+
+
+def _column(quantity: str) -> property:
+    """A column of the buffer as a read-only property of a session, for policies that declare it."""
+
+    def read(session: Session) -> Array:
+        session._allow(quantity)
+        return _read_only(getattr(session._buffer, quantity))
+
+    return property(read, doc=QUANTITIES[quantity])
+
+
 class Session:
     """All that a policy sees of one rehearsal session. Read-only: arrays cannot be written to.
 
@@ -111,7 +128,7 @@ class Session:
         budget: Budget,
         rng: np.random.Generator,
         network: Network | None = None,
-        rows: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        rows: Transform | None = None,
         device: torch.device | str = "cpu",
         *,
         chunk: int = 512,
@@ -121,35 +138,18 @@ class Session:
     ) -> None:
         self.budget, self.rng, self.device, self.chunk, self.lr = budget, rng, device, chunk, lr
         self.costs = Costs()
-        self._buffer, self._network, self._rows, self._groups_by = buffer, network, rows, groups_by
-        self._needs, self._balanced = needs, True
+        self._buffer, self._network, self._groups_by = buffer, network, groups_by
+        self._rows_of: Transform = rows or (lambda labels: labels)
+        self._policy, self._needs, self._balanced = "this policy", needs, True
         self._started = False  # True once training has begun: whole-buffer values would mix two networks
 
     def __len__(self) -> int:
         """Return the number of stored samples."""
         return len(self._buffer)
 
-    # -- stored samples --------------------------------------------------------------------------------------------
+    # -- stored samples, each quantity as an array [N] ---------------------------------------------------------------
 
-    @property
-    def labels(self) -> Array:
-        """Class of each stored sample [N]."""
-        return self._stored("labels")
-
-    @property
-    def ids(self) -> Array:
-        """The user's number of each stored sample [N]."""
-        return self._stored("ids")
-
-    @property
-    def births(self) -> Array:
-        """When each stored sample arrived, counted in samples offered [N]. It identifies a sample across sessions."""
-        return self._stored("births")
-
-    @property
-    def new(self) -> Array:
-        """Whether each sample arrived since the last session [N], bool."""
-        return self._stored("new")
+    labels, ids, births, new = _column("labels"), _column("ids"), _column("births"), _column("new")
 
     @property
     def groups(self) -> Groups:
@@ -161,7 +161,7 @@ class Session:
     def rows(self) -> torch.Tensor:
         """Column of the logits that belongs to each stored sample [N]."""
         self._allow("labels")
-        return self._rows_of(_tensor(self._buffer.labels, self.device))
+        return self._label_rows()
 
     # -- of all stored samples, when the session starts --------------------------------------------------------------
 
@@ -187,12 +187,11 @@ class Session:
     def losses(self) -> torch.Tensor:
         """Cross-entropy of each stored sample [N]."""
         self._allow("losses")
-        rows = self._rows_of(_tensor(self._buffer.labels, self.device))
-        return cross_entropy(self._outputs["logits"], rows, reduction="none")
+        return cross_entropy(self._outputs["logits"], self._label_rows(), reduction="none")
 
     # -- of chosen samples, under the current network ----------------------------------------------------------------
 
-    def forward(self, slots: Array, transform: Callable[[torch.Tensor], torch.Tensor] | None = None) -> SampleOutputs:
+    def forward(self, slots: Array, transform: Transform | None = None) -> SampleOutputs:
         """Return the outputs of the samples in `slots` [n], or of what `transform` makes of their inputs."""
         self._allow("forward")
         return self._forward(slots, transform)
@@ -243,23 +242,19 @@ class Session:
 
     def _serve(self, policy: Policy, started: bool) -> None:
         """Offer exactly what `policy` declares."""
+        self._policy = f"policy {policy.display_name!r}"
         if unknown := sorted(policy.needs - QUANTITIES.keys()):
-            raise GraspError(
-                f"policy {policy.display_name!r} needs {unknown[0]!r}; a session offers {', '.join(QUANTITIES)}"
-            )
+            raise GraspError(f"{self._policy} needs {unknown[0]!r}; a session offers {', '.join(QUANTITIES)}")
         self._needs, self._balanced, self._started = policy.needs, policy.balanced, started
 
     def _allow(self, quantity: str) -> None:
         if quantity not in self._needs:
             raise GraspError(
-                f"the policy reads session.{quantity} but does not name {quantity!r} in `needs` = {sorted(self._needs)}"
+                f"{self._policy} reads session.{quantity} but does not name {quantity!r} in `needs` = "
+                f"{sorted(self._needs)}"
             )
-        if self._started and quantity in _AT_START:
+        if self._started and quantity in _FROM_EMBEDDINGS | _FROM_LOGITS:
             raise GraspError(f"session.{quantity} is measured when a session starts: read it in begin(), keep a copy")
-
-    def _stored(self, quantity: str) -> Array:
-        self._allow(quantity)
-        return _read_only(getattr(self._buffer, quantity))
 
     @cached_property
     def _groups(self) -> Groups:
@@ -270,82 +265,79 @@ class Session:
     @cached_property
     def _distances(self) -> Array:
         group = self._buffer.labels if self._groups_by is None else self._buffer[self._groups_by]
-        found = prototype_distances(self._outputs["embeddings"], _tensor(group, self.device))
+        found = prototype_distances(self._outputs["embeddings"], torch.from_numpy(group))
         return _read_only(found.numpy(force=True))
 
     @cached_property
     def _outputs(self) -> dict[str, torch.Tensor]:
-        if self._network is None:
-            raise GraspError("this policy reads embeddings or logits: give the session a network")
+        """What the policy needs of the network's outputs for all samples."""
+        readers: dict[str, Callable[[Any], torch.Tensor]] = {}
+        if _FROM_EMBEDDINGS & self._needs:  # clamped to the range of half precision
+            readers["embeddings"] = lambda outputs: self._embedding(outputs).clamp(-65504, 65504).half()
+        if _FROM_LOGITS & self._needs:
+            readers["logits"] = self._logits
         found: dict[str, torch.Tensor] = {}
         with evaluating(self._network), torch.no_grad():
             for begin in range(0, len(self), self.chunk):
                 end = min(begin + self.chunk, len(self))
-                outputs = self._network(self._buffer.fetch(torch.arange(begin, end), self.device)[0])
-                for name, part in self._parts(outputs).items():
+                outputs = self._call(self._buffer.fetch(torch.arange(begin, end), self.device)[0])
+                for name, read in readers.items():
+                    part = read(outputs)
                     if name not in found:
                         found[name] = part.new_empty((len(self), *part.shape[1:]))
                     found[name][begin:end] = part
         self.costs.selection_forward += len(self)
         return found
 
-    def _parts(self, outputs: Any) -> dict[str, torch.Tensor]:
-        """What the policy needs of a network's outputs."""
-        parts = {}
-        if {"embeddings", "distances"} & self._needs:
-            embedding = self._embedding(outputs)
-            parts["embeddings"] = embedding.clamp(-65504, 65504).half()  # the range of half precision
-        if {"logits", "losses"} & self._needs:
-            parts["logits"] = self._logits(outputs)
-        return parts
-
-    def _embedding(self, outputs: Any) -> torch.Tensor:
-        embedding: torch.Tensor = outputs if isinstance(outputs, torch.Tensor) else outputs.embedding
-        if {"embeddings", "distances"} & self._needs and embedding.ndim == 2 and not embedding.shape[1]:
-            raise GraspError("this policy reads embeddings: give embed=, a function from inputs to embeddings")
-        return embedding
-
-    def _logits(self, outputs: Any) -> torch.Tensor:
-        if isinstance(outputs, torch.Tensor):
-            raise GraspError("this policy reads logits: give model=, or a network that returns .embedding and .logits")
-        logits: torch.Tensor = outputs.logits
-        return logits
-
-    def _forward(self, slots: Array, transform: Callable[[torch.Tensor], torch.Tensor] | None = None) -> SampleOutputs:
+    def _forward(self, slots: Array, transform: Transform | None = None) -> SampleOutputs:
         parts = []
         with evaluating(self._network), torch.no_grad():
             for chunk in torch.split(torch.as_tensor(slots), self.chunk):
                 inputs, rows = self._fetch(chunk)
-                outputs = self._module(transform(inputs) if transform else inputs)
+                outputs = self._call(transform(inputs) if transform else inputs)
                 logits, embedding = self._logits(outputs), self._embedding(outputs)
                 parts.append((embedding, getattr(outputs, "features", embedding), logits, rows))
         self.costs.selection_forward += len(slots)
         embedding, features, logits, rows = (torch.cat(part) for part in zip(*parts, strict=True))
         return SampleOutputs(embedding, features, logits, cross_entropy(logits, rows, reduction="none"), rows)
 
+    def _call(self, inputs: torch.Tensor) -> Any:
+        if self._network is None:
+            raise self._missing("embeddings" if _FROM_EMBEDDINGS & self._needs else "logits")
+        return self._network(inputs)
+
+    def _embedding(self, outputs: Any) -> torch.Tensor:
+        embedding: torch.Tensor = outputs if isinstance(outputs, torch.Tensor) else outputs.embedding
+        if _FROM_EMBEDDINGS & self._needs and embedding.ndim == 2 and not embedding.shape[1]:
+            raise self._missing("embeddings")
+        return embedding
+
+    def _logits(self, outputs: Any) -> torch.Tensor:
+        if isinstance(outputs, torch.Tensor):
+            raise self._missing("logits")
+        logits: torch.Tensor = outputs.logits
+        return logits
+
+    def _missing(self, what: str) -> GraspError:
+        argument = "embed" if what == "embeddings" else "model"
+        return GraspError(
+            f"{self._policy} reads {what}: give {argument}=, a function from inputs to {what}; or give the session a "
+            "network, a torch module that returns .embedding and .logits"
+        )
+
     def _fetch(self, slots: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs of `slots` and the columns of the logits that are right."""
         inputs, labels = self._buffer.fetch(slots, self.device)
         return inputs, self._rows_of(labels)
 
-    def _rows_of(self, labels: torch.Tensor) -> torch.Tensor:
-        return labels if self._rows is None else self._rows(labels)
+    def _label_rows(self) -> torch.Tensor:
+        return self._rows_of(torch.from_numpy(self._buffer.labels).to(self.device, torch.int64))
 
     @property
     def _module(self) -> torch.nn.Module:
         if not isinstance(self._network, torch.nn.Module):
-            raise GraspError("this policy reads logits or gradients: the session's network must be a torch module")
+            raise self._missing("logits")
         return self._network
-
-
-def _read_only(values: Array) -> Array:
-    view = values.view()
-    view.flags.writeable = False
-    return view
-
-
-def _tensor(numbers: Array, device: torch.device | str) -> torch.Tensor:
-    return torch.from_numpy(numbers).to(device, torch.int64)
 
 
 @contextlib.contextmanager
@@ -372,10 +364,7 @@ def evaluating(network: Any) -> Iterator[None]:
 def batches(policy: Policy, session: Session, begun: int | None = None) -> Iterator[Array]:
     """Yield the mini-batches of a session as slots [batch_size]. The policy's time is booked as selection.
 
-    Args:
-        policy: chooses the slots.
-        session: what the policy sees.
-        begun: number of mini-batches already taken, to resume an interrupted session with a restored policy.
+    To resume an interrupted session with a restored policy, give the number of mini-batches taken before as `begun`.
     """
     if begun is None:
         begin(policy, session)
@@ -384,7 +373,11 @@ def batches(policy: Policy, session: Session, begun: int | None = None) -> Itera
     for _ in range(begun or 0, session.budget.updates):
         with selecting(session):
             slots = np.asarray(policy.select(session, n))
-        _check_slots(policy, slots, n, len(session))
+        wanted = f"policy {policy.display_name!r} must return {n} slots in 0 … {len(session) - 1}"
+        if slots.dtype.kind not in "iu" or slots.shape != (n,):
+            raise GraspError(f"{wanted}, got {slots.dtype} of shape {slots.shape}")
+        if slots.min() < 0 or slots.max() >= len(session):
+            raise GraspError(f"{wanted}, got {slots.min()} … {slots.max()}")
         yield slots.astype(np.int64)
 
 
@@ -393,8 +386,9 @@ def begin(policy: Policy, session: Session) -> None:
     session._serve(policy, started=False)
     check_stored(session)
     policy.warm_up()
-    with selecting(session):
-        policy.begin(session)
+    if session.budget.samples:
+        with selecting(session):
+            policy.begin(session)
 
 
 def check_stored(session: Session) -> None:
@@ -411,11 +405,3 @@ def selecting(session: Session) -> Iterator[None]:
         yield
     finally:
         session.costs.selection_seconds += time.perf_counter() - begin
-
-
-def _check_slots(policy: Policy, slots: Array, n: int, stored: int) -> None:
-    wanted = f"policy {policy.display_name!r} must return {n} slots in 0 … {stored - 1}"
-    if slots.dtype.kind not in "iu" or slots.shape != (n,):
-        raise GraspError(f"{wanted}, got {slots.dtype} of shape {slots.shape}")
-    if slots.min() < 0 or slots.max() >= stored:
-        raise GraspError(f"{wanted}, got {slots.min()} … {slots.max()}")
