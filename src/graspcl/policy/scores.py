@@ -19,9 +19,6 @@ from graspcl.policy.drawing import whole_passes
 from graspcl.policy.policy import Policy, policies
 from graspcl.policy.session import Session
 
-Mode = Literal["proportional", "top"]
-Weighting = Literal["rank", "softmax", "reciprocal_shift"]
-
 _CHUNK = 16384
 _EPS = 1e-7  # as published
 _EXPONENT = 600.0  # exp(±600) and sums of it are neither infinite nor zero
@@ -35,7 +32,7 @@ class _ByScore(Policy):
     `largest`). `mode="top"` takes the n smallest (largest) current scores, ties in random order.
     """
 
-    mode: Mode = "proportional"
+    mode: Literal["proportional", "top"] = "proportional"
 
     largest: ClassVar[bool] = False  # whether large scores come first
     family = "score"
@@ -46,44 +43,25 @@ class _ByScore(Policy):
         nodes = tree.build(leaves)
         tree.update(nodes, tree.draw(nodes, np.zeros(1)), leaves[:1])
 
-    def begin(self, session: Session) -> None:
-        self._scores = self.first_scores(session)
-        self._tree = _compiled().build(self._leaves(self._scores))
-
     def select(self, session: Session, n: int) -> Array:
         whole, rest = whole_passes(np.arange(len(self._scores)), n)
         return np.append(whole, _compiled().draw(self._tree, session.rng.random(rest)))
 
-    def observe(self, slots: Array, outputs: Any) -> None:
-        self.rescore(slots, outputs)
-        if self.weighs_together:
-            self._tree = _compiled().build(self._leaves(self._scores))
-        else:
-            _compiled().update(self._tree, slots, self._leaves(self._scores[slots]))
-
-    def first_scores(self, session: Session) -> Array:
-        """Return the score of each stored sample when the session starts, float64 [N]."""
-        raise GraspError(f"policy {type(self).__name__} must define first_scores(session)")
-
-    def rescore(self, slots: Array, outputs: Any) -> None:
-        """Overwrite the scores of the samples in `slots`, given their outputs in training."""
-        raise GraspError(f"policy {type(self).__name__} must define rescore(slots, outputs)")
-
     def weights(self, scores: Array) -> Array:
         """Return weights ≥ 0 [n] of samples with these scores [n]."""
-        raise GraspError(f"policy {type(self).__name__} must define weights(scores)")
+        return 1 / scores
 
-    @property
-    def weighs_together(self) -> bool:
-        """Whether a weight depends on all current scores, so that one new score changes all weights."""
-        return False
+    def _set_all(self, scores: Array) -> None:
+        self._scores = scores
+        self._tree = _compiled().build(self._leaves(scores))
 
-    def _leaves(self, scores: Array) -> Array:
+    def _update(self, slots: Array) -> None:
+        """Take over the current scores of `slots` into the tree."""
+        _compiled().update(self._tree, slots, self._leaves(self._scores[slots]))
+
+    def _leaves(self, scores: Array) -> Any:
         tree = _compiled()
-        leaves: Array = (
-            tree.by_level(self._urgency(scores)) if self.mode == "top" else tree.by_weight(self.weights(scores))
-        )
-        return leaves
+        return tree.by_level(self._urgency(scores)) if self.mode == "top" else tree.by_weight(self.weights(scores))
 
     def _urgency(self, scores: Array) -> Array:
         """The scores, with the sign such that the largest come first."""
@@ -110,7 +88,7 @@ class _ByLogits(_ByScore):
       drawn, and a very wrong one no more often than a very right one.
     """
 
-    weighting: Weighting = "rank"
+    weighting: Literal["rank", "softmax", "reciprocal_shift"] = "rank"
     temperature: Positive = 1.0
 
     needs = frozenset({"labels", "logits", "feedback"})
@@ -118,42 +96,42 @@ class _ByLogits(_ByScore):
 
     def score(self, logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Return the scores [n] of samples with these logits [n, K] and correct columns `rows` [n]."""
-        raise GraspError(f"policy {type(self).__name__} must define score(logits, rows)")
+        raise NotImplementedError
 
-    def first_scores(self, session: Session) -> Array:
+    def begin(self, session: Session) -> None:
         self._rows = session.rows.numpy(force=True)
         scores = self._checked_scores(session.logits, np.arange(len(session)))
         self._start = np.sort(self._urgency(scores))
         self._spread = float(scores.std()) or 1.0  # equal scores have equal weights in any unit
-        return scores
+        self._set_all(scores)
 
-    def rescore(self, slots: Array, outputs: Any) -> None:
+    def observe(self, slots: Array, outputs: Any) -> None:
         # Cross-entropy, too, comes from the logits: a learner's own loss may have another scale.
         self._scores[slots] = self._checked_scores(outputs.logits, slots)
+        if self.mode == "proportional" and self.weighting == "reciprocal_shift":  # one new score changes all weights
+            self._set_all(self._scores)
+        else:
+            self._update(slots)
 
     def weights(self, scores: Array) -> Array:
-        urgency, weights = self._urgency(scores), np.empty(0)
+        urgency, start = self._urgency(scores), self._start
         if self.weighting == "rank":
-            weights = (1 + np.searchsorted(self._start, urgency) + np.searchsorted(self._start, urgency, "right")) / 2
+            weights = (1 + np.searchsorted(start, urgency) + np.searchsorted(start, urgency, side="right")) / 2
         elif self.weighting == "softmax":
-            exponents = (urgency - self._start[-1]) / self._spread / self.temperature
+            exponents = (urgency - start[-1]) / self._spread / self.temperature
             weights = np.exp(exponents.clip(-_EXPONENT, _EXPONENT))
         else:
             raw = scores if self.largest else 1 / (scores + _EPS)
             weights = raw + (1 - raw.min())
-        return weights
-
-    @property
-    def weighs_together(self) -> bool:
-        return self.mode == "proportional" and self.weighting == "reciprocal_shift"
+        return np.asarray(weights)
 
     def _checked_scores(self, logits: torch.Tensor, slots: Array) -> Array:
         rows = torch.from_numpy(self._rows[slots]).to(logits.device)
-        columns = logits.shape[1]
-        if not 0 <= int(rows.min()) <= int(rows.max()) < columns:
+        low, high = int(rows.min()), int(rows.max())
+        if not 0 <= low <= high < logits.shape[1]:
             raise GraspError(
-                f"policy {self.display_name!r} reads columns {int(rows.min())} … {int(rows.max())} of logits that have "
-                f"{columns}: number classes from 0, or give the session `rows`, which maps labels to columns"
+                f"policy {self.display_name!r} reads columns {low} … {high} of logits that have {logits.shape[1]}: "
+                "number classes from 0, or give the session `rows`, which maps labels to columns"
             )
         parts = zip(torch.split(logits, _CHUNK), torch.split(rows, _CHUNK), strict=True)
         scores = torch.cat([self.score(part.double(), right) for part, right in parts])
@@ -193,11 +171,10 @@ class MinMargin(_ByLogits):
     source = "Scheffer et al. 2001"
 
     def score(self, logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        right = rows[:, None]
         if logits.shape[1] == 1:
             return logits.new_zeros(len(logits))
-        rivals = logits.scatter(1, right, -torch.inf)
-        return logits.gather(1, right)[:, 0] - rivals.amax(1)
+        rivals = logits.scatter(1, rows[:, None], -torch.inf)
+        return logits.gather(1, rows[:, None])[:, 0] - rivals.amax(1)
 
 
 @policies.register("min_logit_distance")
@@ -242,11 +219,9 @@ class MinRehearsal(_ByScore):
     cost = "none"
     source = "Hayes and Kanan 2021"
 
-    def first_scores(self, session: Session) -> Array:
-        return np.ones(len(session))
+    def begin(self, session: Session) -> None:
+        self._set_all(np.ones(len(session)))
 
-    def rescore(self, slots: Array, outputs: Any) -> None:
+    def observe(self, slots: Array, outputs: Any) -> None:
         np.add.at(self._scores, slots, 1)
-
-    def weights(self, scores: Array) -> Array:
-        return 1 / scores
+        self._update(slots)

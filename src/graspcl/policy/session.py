@@ -68,17 +68,13 @@ class Costs:
 
 
 class SampleOutputs(NamedTuple):
-    """Network outputs of n samples.
+    """Network outputs of n samples."""
 
-    `embedding` [n, D], `features` [n, D'] (the head's input), `logits` [n, K], `losses` [n], and `rows` [n], the
-    correct columns of the logits. An embedding that the network does not give has D = 0.
-    """
-
-    embedding: torch.Tensor
-    features: torch.Tensor
-    logits: torch.Tensor
-    losses: torch.Tensor
-    rows: torch.Tensor
+    embedding: torch.Tensor  # [n, D]; D = 0 if the network gives none
+    features: torch.Tensor  # [n, D'], the head's input
+    logits: torch.Tensor  # [n, K]
+    losses: torch.Tensor  # [n]
+    rows: torch.Tensor  # [n], correct columns of the logits
 
 
 def _read_only(values: Array) -> Array:

@@ -74,28 +74,6 @@ def update(tree: Array, slots: Array, leaves: Array) -> None:
         _set(tree, n + slots[i], leaves[i, 0], leaves[i, 1])
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
-def _find(tree: Array, chance: float) -> int:
-    """Find the node of the leaf that a uniform number in [0, 1) falls on.
-
-    Rounding may carry the target past the sum of a subtree, but not past the subtree: the walk only enters nodes of the
-    root's level, and below each of them is a leaf of that level with a positive weight.
-    """
-    node, target = 1, chance * tree[1, 1]
-    while 2 * node < len(tree):
-        left = 2 * node
-        if tree[left, 0] > tree[left + 1, 0]:
-            node = left
-        elif tree[left, 0] < tree[left + 1, 0]:
-            node = left + 1
-        elif target < tree[left, 1]:
-            node = left
-        else:
-            target -= tree[left, 1]
-            node = left + 1
-    return node
-
-
 @numba.njit(cache=True, nogil=True)
 def draw(tree: Array, chances: Array) -> Array:
     """Draw the slots [n] of n ≤ N different leaves, one after the other, from uniform `chances` [n] in [0, 1).
@@ -108,7 +86,20 @@ def draw(tree: Array, chances: Array) -> Array:
     nodes = np.empty(len(chances), np.int64)
     held = np.empty((len(chances), 2))
     for i in range(len(chances)):
-        node = _find(tree, chances[i])
+        # Rounding may carry the target past the sum of a subtree, but not past the subtree: the walk only enters nodes
+        # of the root's level, and below each of them is a leaf of that level with a positive weight.
+        node, target = 1, chances[i] * tree[1, 1]
+        while 2 * node < len(tree):
+            left = 2 * node
+            if tree[left, 0] > tree[left + 1, 0]:
+                node = left
+            elif tree[left, 0] < tree[left + 1, 0]:
+                node = left + 1
+            elif target < tree[left, 1]:
+                node = left
+            else:
+                target -= tree[left, 1]
+                node = left + 1
         nodes[i] = node
         held[i] = tree[node]
         _set(tree, node, -np.inf, 0.0)
