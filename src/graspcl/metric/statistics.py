@@ -113,13 +113,9 @@ def paired_interval(a: ArrayLike, b: ArrayLike, confidence: float = 0.95) -> Pai
 def updates_to_reach(updates: ArrayLike, accuracies: ArrayLike, target: float) -> float:
     """Return the smallest number of updates at which a policy's accuracy reaches `target`; NaN if it never does.
 
-    The accuracy is interpolated linearly. If the run with the fewest updates already reaches the target, its number is
-    returned, an upper bound.
-
-    Args:
-        updates: number of updates of each run [n], in any order, each once.
-        accuracies: accuracy of each run [n].
-        target: the accuracy to reach.
+    `updates` [n] and `accuracies` [n] are those of its runs, in any order, each number of updates once. The accuracy is
+    interpolated linearly. If the run with the fewest updates already reaches the target, its number is returned, an
+    upper bound.
 
     >>> updates_to_reach([100, 200, 300], [50.0, 60.0, 64.0], target=55.0)
     150.0
@@ -142,8 +138,8 @@ def saved_updates(
     """Return the share of b's updates that a saves when it reaches b's best accuracy: 0.4 for "40 % fewer updates".
 
     This is 1 − u_a / u_b, where u_a and u_b are the fewest updates (`updates_to_reach`) to the best accuracy A of b. It
-    is negative if a needs more updates than b. It is NaN if a never reaches A, or if b needs no update for it. It is a
-    lower bound if a reaches A with the fewest updates it was run with.
+    is negative if a needs more updates than b, and NaN if a never reaches A or b needs no update for it. It is a lower
+    bound if a reaches A with the fewest updates it was run with.
 
     >>> saved_updates([100, 200], [50.0, 60.0], [100, 200, 300], [40.0, 50.0, 58.0])
     0.4
@@ -160,9 +156,7 @@ def _sweep(updates: ArrayLike, accuracies: ArrayLike) -> tuple[Array, Array]:
     aligned(updates=updates, accuracies=accuracies)
     if updates.min() < 0:
         raise GraspError(f"updates must be 0 or more, got {updates.min():g}")
-    order = np.argsort(updates)
-    updates = updates[order]
-    again = updates[1:][np.diff(updates) == 0]
-    if len(again):
-        raise GraspError(f"updates has {again[0]:g} more than once; take the mean over its runs first")
-    return updates, accuracies[order]
+    found, order, times = np.unique(updates, return_index=True, return_counts=True)
+    if times.max() > 1:
+        raise GraspError(f"updates has {found[times > 1][0]:g} more than once; take the mean over its runs first")
+    return found, accuracies[order]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from graspcl.policy.aser import Aser
 from graspcl.policy.clib import Clib
 from graspcl.policy.gradients import GradMatching, Gss, Ocs
 from graspcl.policy.grasp import Grasp, grasp_order
+from graspcl.policy.incoming import Aser, Mir
 from graspcl.policy.loop import MiniBatch, rehearse
-from graspcl.policy.mir import Mir
 from graspcl.policy.policy import IncomingPolicy, PlannedPolicy, Policy, policies
 from graspcl.policy.prototype import HardBiased, Mof, prototype_distances
 from graspcl.policy.rainbow import Rainbow

@@ -51,13 +51,9 @@ class Clib(Policy):
     def select(self, session: Session, n: int) -> Array:
         if len(self._slots):
             self._measure(self._before - session.forward(self._slots).losses.double().numpy(force=True))
-        whole, rest = whole_passes(np.arange(len(session)), n)
-        drawn = candidates(np.arange(len(session)), rest * self.candidates_per_pick, session.rng)
-        keys = self.importance(drawn)
-        if self.mode == "proportional" and rest:
-            # The n largest of log p + Gumbel noise are n draws without replacement with these p.
-            keys = (keys - keys.mean()) / (keys.std() or 1.0) + session.rng.gumbel(size=len(keys))
-        self._slots = np.append(whole, drawn[np.argsort(-keys, kind="stable")[:rest]])
+        slots = np.arange(len(session))
+        whole, rest = whole_passes(slots, n)
+        self._slots = np.append(whole, self._choose(slots, rest, session.rng))
         self._before = session.forward(self._slots).losses.double().numpy(force=True)
         return self._slots
 
@@ -74,3 +70,11 @@ class Clib(Policy):
         np.add.at(self._totals, self._class[slots], updated - self._importance[slots])
         np.add.at(self._counts, self._class[slots], ~self._known[slots])
         self._importance[slots], self._known[slots] = updated, True
+
+    def _choose(self, slots: Array, n: int, rng: np.random.Generator) -> Array:
+        drawn = candidates(slots, n * self.candidates_per_pick, rng)
+        keys = self.importance(drawn)
+        if self.mode == "proportional" and n:
+            # The n largest of log p + Gumbel noise are n draws without replacement with these p.
+            keys = (keys - keys.mean()) / (keys.std() or 1.0) + rng.gumbel(size=len(keys))
+        return drawn[np.argsort(-keys, kind="stable")[:n]]

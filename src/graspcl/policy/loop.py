@@ -53,9 +53,7 @@ def rehearse(
     After the last mini-batch all stored samples count as old (`buffer.settle()`).
 
     Args:
-        buffer: the stored samples.
-        policy: a policy or its name.
-        budget: number and size of the mini-batches.
+        buffer, policy, budget: the stored samples, a policy or its name, number and size of the mini-batches.
         model: maps inputs to logits, where column k belongs to class k. Needed by policies that read logits.
         embed: maps inputs to embeddings, up to the penultimate layer. Needed by policies that read embeddings.
         lr: the learning rate of your optimizer, for policies that look one step ahead (`mir`).
@@ -63,10 +61,7 @@ def rehearse(
         device: where inputs are decoded.
 
     `model` and `embed` are modules, methods of one, or functions. Modules are evaluated in eval mode. Either may also
-    return an object with `.embedding` and `.logits`.
-
-    Raises:
-        GraspError: the policy lacks what it needs: `model`, `embed`, new and old samples, or `batch.report(logits)`.
+    return an object with `.embedding` and `.logits`. An error names what a policy needs and was not given.
 
     >>> buffer = Buffer(capacity=100)
     >>> _ = buffer.insert(torch.eye(4), labels=[0, 0, 1, 1])

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from graspcl.policy.prototype import prototype_distances
 
 Network = Callable[[torch.Tensor], Any]
 Transform = Callable[[torch.Tensor], torch.Tensor]
+Value = TypeVar("Value")
 
 _FROM_EMBEDDINGS, _FROM_LOGITS = {"embeddings", "distances"}, {"logits", "losses"}
 
@@ -83,14 +84,18 @@ def _read_only(values: Array) -> Array:
     return view
 
 
-def _column(quantity: str) -> property:
-    """A column of the buffer as a read-only property of a session, for policies that declare it."""
+class _Quantity(Generic[Value]):
+    """A read-only attribute of a session, for policies that declare `needs`."""
 
-    def read(session: Session) -> Array:
-        session._allow(quantity)
-        return _read_only(getattr(session._buffer, quantity))
+    def __init__(self, needs: str, read: Callable[[Session], Value]) -> None:
+        self.needs, self.read = needs, read
 
-    return property(read, doc=QUANTITIES[quantity])
+    def __get__(self, session: Session, owner: type) -> Value:
+        session._allow(self.needs)
+        return self.read(session)
+
+    def __set__(self, session: Session, value: Any) -> None:
+        raise AttributeError("a session is read-only")
 
 
 class Session:
@@ -101,11 +106,9 @@ class Session:
 
     Args:
         buffer: the stored samples. Sample i lies in slot i.
-        budget: number and size of the mini-batches.
         rng: the only source of chance for a policy.
         network: maps inputs [n, …] to an object with `.embedding` [n, D] and `.logits` [n, K], or to embeddings.
         rows: maps labels [n] to columns of the logits; the identity by default.
-        device: where inputs are decoded and the network runs.
         chunk: number of samples in one forward pass.
         needs: the quantities that can be read; all by default. `batches` sets the policy's own.
         lr: learning rate of the next update, for policies that look one step ahead.
@@ -143,47 +146,19 @@ class Session:
         """Return the number of stored samples."""
         return len(self._buffer)
 
-    # -- stored samples, each quantity as an array [N] ---------------------------------------------------------------
+    # -- of all stored samples ---------------------------------------------------------------------------------------
 
-    labels, ids, births, new = _column("labels"), _column("ids"), _column("births"), _column("new")
-
-    @property
-    def groups(self) -> Groups:
-        """Slots grouped by class, or by the column `groups_by`."""
-        self._allow("labels")
-        return self._groups
-
-    @property
-    def rows(self) -> torch.Tensor:
-        """Column of the logits that belongs to each stored sample [N]."""
-        self._allow("labels")
-        return self._label_rows()
-
-    # -- of all stored samples, when the session starts --------------------------------------------------------------
-
-    @property
-    def embeddings(self) -> torch.Tensor:
-        """Penultimate embedding of each stored sample [N, D], in half precision to save memory."""
-        self._allow("embeddings")
-        return self._outputs["embeddings"]
-
-    @property
-    def distances(self) -> Array:
-        """Cosine distance of each stored sample to its class prototype [N], see `prototype_distances`."""
-        self._allow("distances")
-        return self._distances
-
-    @property
-    def logits(self) -> torch.Tensor:
-        """Logits of each stored sample [N, K]."""
-        self._allow("logits")
-        return self._outputs["logits"]
-
-    @property
-    def losses(self) -> torch.Tensor:
-        """Cross-entropy of each stored sample [N]."""
-        self._allow("losses")
-        return cross_entropy(self._outputs["logits"], self._label_rows(), reduction="none")
+    labels = _Quantity("labels", lambda s: _read_only(s._buffer.labels))  # class [N]
+    ids = _Quantity("ids", lambda s: _read_only(s._buffer.ids))  # the user's number [N]
+    births = _Quantity("births", lambda s: _read_only(s._buffer.births))  # arrival; identifies a sample for ever [N]
+    new = _Quantity("new", lambda s: _read_only(s._buffer.new))  # whether it arrived since the last session [N], bool
+    groups = _Quantity("labels", lambda s: s._groups)  # slots grouped by class, or by the column `groups_by`
+    rows = _Quantity("labels", lambda s: s._label_rows())  # column of the logits [N]
+    # When the session starts:
+    embeddings = _Quantity("embeddings", lambda s: s._outputs["embeddings"])  # penultimate layer [N, D], float16
+    distances = _Quantity("distances", lambda s: s._distances)  # cosine distance to the class prototype [N]
+    logits = _Quantity("logits", lambda s: s._outputs["logits"])  # [N, K]
+    losses = _Quantity("losses", lambda s: cross_entropy(s._outputs["logits"], s._label_rows(), reduction="none"))
 
     # -- of chosen samples, under the current network ----------------------------------------------------------------
 
@@ -245,9 +220,9 @@ class Session:
 
     def _allow(self, quantity: str) -> None:
         if quantity not in self._needs:
+            known = sorted(self._needs)
             raise GraspError(
-                f"{self._policy} reads session.{quantity} but does not name {quantity!r} in `needs` = "
-                f"{sorted(self._needs)}"
+                f"{self._policy} reads session.{quantity} but does not name {quantity!r} in `needs`, {known}"
             )
         if self._started and quantity in _FROM_EMBEDDINGS | _FROM_LOGITS:
             raise GraspError(f"session.{quantity} is measured when a session starts: read it in begin(), keep a copy")
@@ -303,7 +278,7 @@ class Session:
         return self._network(inputs)
 
     def _embedding(self, outputs: Any) -> torch.Tensor:
-        embedding: torch.Tensor = outputs if isinstance(outputs, torch.Tensor) else outputs.embedding
+        embedding: torch.Tensor = getattr(outputs, "embedding", outputs)
         if _FROM_EMBEDDINGS & self._needs and embedding.ndim == 2 and not embedding.shape[1]:
             raise self._missing("embeddings")
         return embedding
@@ -338,19 +313,15 @@ class Session:
 
 @contextlib.contextmanager
 def evaluating(network: Any) -> Iterator[None]:
-    """Put a module, or the module that owns a method, into eval mode; restore the mode of every submodule afterwards.
-
-    Any other callable is left alone.
-    """
+    """Put a module, or the module that owns a method, into eval mode; restore the mode of every submodule."""
     owner = getattr(network, "__self__", network)
-    modules = list(owner.modules()) if isinstance(owner, torch.nn.Module) else []
-    modes = [module.training for module in modules]
+    modes = {part: part.training for part in owner.modules()} if isinstance(owner, torch.nn.Module) else {}
     try:
-        for module in modules:
+        for module in modes:
             module.training = False
         yield
     finally:
-        for module, mode in zip(modules, modes, strict=True):
+        for module, mode in modes.items():
             module.training = mode
 
 
@@ -388,7 +359,6 @@ def begin(policy: Policy, session: Session) -> None:
 
 
 def check_stored(session: Session) -> None:
-    """Raise an error if the buffer is empty and the budget is not."""
     if not len(session) and session.budget.samples:
         raise GraspError("the buffer is empty: there is nothing to rehearse")
 
