@@ -1,7 +1,5 @@
 """CLIB: samples whose rehearsal lowered the loss come again."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Literal
 

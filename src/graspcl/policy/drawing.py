@@ -5,8 +5,6 @@ every class gets the same number of draws, within one. Members and draws are hel
 They are dealt out at the end.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

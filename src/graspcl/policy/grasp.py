@@ -14,8 +14,6 @@ harder ones. The small ε gives a distance of 0 a finite weight.
 A draw costs O(J) in a class of J samples. `graspcl.policy.race` draws from the same distribution in O(log J).
 """
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise

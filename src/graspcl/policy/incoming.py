@@ -1,7 +1,5 @@
 """Old samples chosen for the incoming ones: those they would harm most (MIR), or by Shapley values (ASER)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """k-means: near one of several centres of the class, instead of near its one mean."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numba

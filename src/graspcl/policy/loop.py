@@ -1,7 +1,5 @@
 """Rehearsal in a training loop of your own: `for batch in rehearse(buffer, "grasp", budget, embed=embed)`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any

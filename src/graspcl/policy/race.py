@@ -14,8 +14,6 @@ O(log J) instead of O(J). Three facts keep it fast and exact:
 - Distances grow by a factor of about J per pass. Before they overflow, times, distances and ε are scaled down together.
 """
 
-from __future__ import annotations
-
 import numba
 import numpy as np
 

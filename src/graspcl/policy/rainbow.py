@@ -1,7 +1,5 @@
 """Rainbow memory: samples of each class in equal steps from certain to uncertain."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated

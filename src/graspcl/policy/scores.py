@@ -5,8 +5,6 @@ logits of training; all others keep their scores. A mini-batch is drawn without 
 mini-batches before it and of classes.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 

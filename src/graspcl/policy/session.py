@@ -137,7 +137,8 @@ class Session:
     ) -> None:
         self.budget, self.rng, self.device, self.chunk, self.lr = budget, rng, device, chunk, lr
         self.costs = Costs()
-        self._buffer, self._network, self._groups_by = buffer, network, groups_by
+        self._buffer, self._groups_by = buffer, groups_by
+        self._network: Network = network if network is not None else lambda inputs: None
         self._rows_of: Transform = rows or (lambda labels: labels)
         self._policy, self._needs, self._balanced = "this policy", needs, True
         self._started = False  # True once training has begun: whole-buffer values would mix two networks
@@ -242,18 +243,17 @@ class Session:
     @cached_property
     def _outputs(self) -> dict[str, torch.Tensor]:
         """What the policy needs of the network's outputs for all samples."""
-        readers: dict[str, Callable[[Any], torch.Tensor]] = {}
-        if _FROM_EMBEDDINGS & self._needs:  # clamped to the range of half precision
-            readers["embeddings"] = lambda outputs: self._embedding(outputs).clamp(-65504, 65504).half()
-        if _FROM_LOGITS & self._needs:
-            readers["logits"] = self._logits
         found: dict[str, torch.Tensor] = {}
         with evaluating(self._network), torch.no_grad():
             for begin in range(0, len(self), self.chunk):
                 end = min(begin + self.chunk, len(self))
-                outputs = self._call(self._buffer.fetch(torch.arange(begin, end), self.device)[0])
-                for name, read in readers.items():
-                    part = read(outputs)
+                outputs = self._network(self._buffer.fetch(torch.arange(begin, end), self.device)[0])
+                parts = {}
+                if _FROM_EMBEDDINGS & self._needs:  # in half precision to save memory, clamped to its range
+                    parts["embeddings"] = self._part(outputs, "embedding").clamp(-65504, 65504).half()
+                if _FROM_LOGITS & self._needs:
+                    parts["logits"] = self._part(outputs, "logits")
+                for name, part in parts.items():
                     if name not in found:
                         found[name] = part.new_empty((len(self), *part.shape[1:]))
                     found[name][begin:end] = part
@@ -265,35 +265,26 @@ class Session:
         with evaluating(self._network), torch.no_grad():
             for chunk in torch.split(torch.as_tensor(slots), self.chunk):
                 inputs, rows = self._fetch(chunk)
-                outputs = self._call(transform(inputs) if transform else inputs)
-                logits, embedding = self._logits(outputs), self._embedding(outputs)
+                outputs = self._network(transform(inputs) if transform else inputs)
+                logits, embedding = self._part(outputs, "logits"), self._part(outputs, "embedding")
                 parts.append((embedding, getattr(outputs, "features", embedding), logits, rows))
         self.costs.selection_forward += len(slots)
         embedding, features, logits, rows = (torch.cat(part) for part in zip(*parts, strict=True))
         return SampleOutputs(embedding, features, logits, cross_entropy(logits, rows, reduction="none"), rows)
 
-    def _call(self, inputs: torch.Tensor) -> Any:
-        if self._network is None:
-            raise self._missing("embeddings" if _FROM_EMBEDDINGS & self._needs else "logits")
-        return self._network(inputs)
-
-    def _embedding(self, outputs: Any) -> torch.Tensor:
-        embedding: torch.Tensor = getattr(outputs, "embedding", outputs)
-        if _FROM_EMBEDDINGS & self._needs and embedding.ndim == 2 and not embedding.shape[1]:
-            raise self._missing("embeddings")
-        return embedding
-
-    def _logits(self, outputs: Any) -> torch.Tensor:
-        if isinstance(outputs, torch.Tensor):
-            raise self._missing("logits")
-        logits: torch.Tensor = outputs.logits
-        return logits
+    def _part(self, outputs: Any, what: str) -> torch.Tensor:
+        """Return `embedding` or `logits` of a network's outputs. Outputs that are a plain tensor are the embedding."""
+        found = getattr(outputs, what, outputs if what == "embedding" else None)
+        needed = what == "logits" or _FROM_EMBEDDINGS & self._needs
+        if found is None or (needed and found.ndim == 2 and not found.shape[1]):
+            raise self._missing(what)
+        return found  # type: ignore[no-any-return]
 
     def _missing(self, what: str) -> GraspError:
-        argument = "embed" if what == "embeddings" else "model"
+        given = "logits: give model=" if what == "logits" else "embeddings: give embed="
         return GraspError(
-            f"{self._policy} reads {what}: give {argument}=, a function from inputs to {what}; or give the session a "
-            "network, a torch module that returns .embedding and .logits"
+            f"{self._policy} reads {given}, a function of inputs, or give the session a network: a torch module that "
+            "returns .embedding and .logits"
         )
 
     def _fetch(self, slots: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,8 +11,6 @@ inner node holds the highest level below it and the sum of the weights at that l
 the two children, never corrected by a difference, so they stay as accurate as when the tree was built.
 """
 
-from __future__ import annotations
-
 import numba
 import numpy as np
 

@@ -1,7 +1,5 @@
 """Uniform rehearsal, over all samples or class by class."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
