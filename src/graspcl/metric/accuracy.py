@@ -1,7 +1,5 @@
 """Accuracy over the sessions of a run: the accuracy matrix and everything derived from it (section 4.3)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,14 +14,13 @@ from graspcl.errors import GraspError
 class Accuracies:
     """The accuracy matrix of a run of T sessions, in percent.
 
-    `matrix[t, i]` (t = 0 … T, i = 0 … T) is the accuracy after session t on the test samples of classes that arrived
-    in session i. t = 0 is after base initialisation, and i = 0 are the base classes. An entry is NaN where no class
-    arrived, and where i > t unless classes were predicted before their arrival. `weights[i]` is the number of those
-    test samples.
+    `matrix[t, i]` is the accuracy after session t on the test samples of classes that arrived in session i. t = 0 is
+    after base initialisation, and i = 0 are the base classes. An entry is NaN where no class arrived, and where i > t
+    unless classes were predicted before their arrival.
     """
 
-    matrix: Array
-    weights: Array
+    matrix: Array  # [T + 1, T + 1]
+    weights: Array  # number of test samples [T + 1]
 
     @property
     def sessions(self) -> int:
@@ -54,7 +51,7 @@ class Accuracies:
     def forgetting(self) -> float:
         """Return the mean over groups i < T of max_{t < T} matrix[t, i] - matrix[T, i] (Chaudhry et al., 2018).
 
-        Negative if the end is the best. Base classes are one of the groups. NaN without a group before the last session.
+        Negative if the end is the best. Base classes are one of the groups. NaN without a group before session T.
         """
         end = self.sessions
         # fmax ignores NaN unless all are NaN, that is, unless a group was never measured.
@@ -64,7 +61,7 @@ class Accuracies:
     def backward_transfer(self) -> float:
         """Return the mean over groups i < T of matrix[T, i] − matrix[i, i] (Lopez-Paz and Ranzato, 2017).
 
-        Negative if later sessions made a group worse. NaN without a group before the last session.
+        Negative if later sessions made a group worse. NaN without a group before session T.
         """
         end = self.sessions
         return _mean(self.matrix[end, :end] - np.diagonal(self.matrix)[:end])
@@ -145,11 +142,11 @@ def top_k(scores: ArrayLike, rows: ArrayLike, k: Count) -> float:
         raise GraspError("scores must not be NaN")
     if not len(rows):
         return float("nan")
-    classes = scores.shape[1]
-    if not np.issubdtype(rows.dtype, np.integer) or rows.min() < 0 or rows.max() >= classes:
-        raise GraspError(f"rows must be the columns of scores, whole numbers from 0 to {classes - 1}")
+    columns = np.arange(scores.shape[1])
+    if not np.issubdtype(rows.dtype, np.integer) or not np.isin(rows, columns).all():
+        raise GraspError(f"rows must be the columns of scores, whole numbers from 0 to {len(columns) - 1}")
     own = np.take_along_axis(scores, rows[:, None], axis=1)
-    before = (scores > own) | ((scores == own) & (np.arange(classes) < rows[:, None]))
+    before = (scores > own) | ((scores == own) & (columns < rows[:, None]))
     return float(100 * (before.sum(axis=1) < k).mean())
 
 
@@ -177,9 +174,7 @@ def head_and_tail(
     (100.0, 50.0)
     """
     if missing := sorted(set(np.unique(np.asarray(labels)).tolist()) - set(counts)):
-        raise GraspError(
-            f"counts lacks {len(missing)} of the classes, first {missing[0]}; give 0 for a class without any"
-        )
+        raise GraspError(f"counts lacks {len(missing)} of the classes, first {missing[0]}; give 0 for one without any")
     head = [label for label, count in counts.items() if count > threshold]
     found = by_group(predictions, labels, {"head": head, "tail": counts.keys() - head})
     return found["head"], found["tail"]

@@ -1,7 +1,5 @@
 """Representation drift: how far an update moves the embeddings of old samples (appendix on drift)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Whether two policies differ, how certain a mean over seeds is, and how many updates one policy saves."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
@@ -16,15 +14,11 @@ Confidence = Annotated[float, Range(0, 1, above=True, below=True)]
 
 @dataclass(frozen=True)
 class McNemar:
-    """McNemar's test of two models on the same samples.
+    """McNemar's test of two models on the same samples."""
 
-    `only_a` and `only_b` count the samples that only one of them predicts correctly. `p` is the exact two-sided
-    probability of a split at least as uneven if both were equally good.
-    """
-
-    only_a: int
+    only_a: int  # number of samples that only a predicts correctly
     only_b: int
-    p: float
+    p: float  # exact two-sided probability of a split at least as uneven if both were equally good
 
 
 @dataclass(frozen=True)
@@ -48,8 +42,7 @@ class PairedInterval(Interval):
 def mcnemar(right_a: ArrayLike, right_b: ArrayLike) -> McNemar:
     """Run McNemar's exact test. `right_a` and `right_b` [n] are true where a model predicts a sample correctly.
 
-    If both models are equally good, the samples that only one predicts correctly are flips of a fair coin (binomial
-    test). Without such samples p is 1.
+    It is a binomial test of the samples that only one predicts correctly. Without such samples p is 1.
 
     >>> mcnemar([True, True, True, True, True], [True, False, False, False, False])
     McNemar(only_a=4, only_b=0, p=0.125)
@@ -123,11 +116,9 @@ def updates_to_reach(updates: ArrayLike, accuracies: ArrayLike, target: float) -
     spent, reached = _sweep(updates, accuracies)
     goal = float(numbers("target", target, dimensions=0))
     there = reached >= goal
-    if not there.any():
-        return float("nan")
     end = int(there.argmax())  # the first
     if end == 0:
-        return float(spent[0])
+        return float(spent[0] if there[0] else "nan")
     share = (goal - reached[end - 1]) / (reached[end] - reached[end - 1])
     return float((1 - share) * spent[end - 1] + share * spent[end])
 

@@ -8,12 +8,11 @@ from graspcl.policy.clib import Clib
 from graspcl.policy.gradients import GradMatching, Gss, Ocs
 from graspcl.policy.grasp import Grasp, grasp_order
 from graspcl.policy.incoming import Aser, Mir
-from graspcl.policy.loop import MiniBatch, rehearse
 from graspcl.policy.policy import IncomingPolicy, PlannedPolicy, Policy, policies
 from graspcl.policy.prototype import HardBiased, Mof, prototype_distances
 from graspcl.policy.rainbow import Rainbow
 from graspcl.policy.scores import MaxLoss, MinConfidence, MinLogitDistance, MinMargin, MinRehearsal
-from graspcl.policy.session import Budget, Costs, Session, batches
+from graspcl.policy.session import Budget, Costs, MiniBatch, Session, batches, rehearse
 from graspcl.policy.uniform import Uniform, UniformBalanced
 
 if TYPE_CHECKING:

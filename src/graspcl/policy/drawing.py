@@ -1,8 +1,7 @@
 """Draw samples: class by class and dealt out round-robin, or from a list of candidates.
 
-Class-balanced policies spend their budget in rounds, one sample of each class per round (Algorithm 1's inner loop). So
-every class gets the same number of draws, within one. Members and draws are held class after class ("class-major").
-They are dealt out at the end.
+Class-balanced policies spend their budget in rounds, one sample of each class per round. Members and draws are held
+class after class ("class-major") and dealt out at the end.
 """
 
 from typing import NamedTuple
@@ -131,11 +130,7 @@ def candidates(slots: Array, number: int, rng: np.random.Generator) -> Array:
 
 
 def whole_passes(slots: Array, number: int) -> tuple[Array, int]:
-    """Repeat all `slots` as often as they fit into `number`; return them and how many slots are still missing.
-
-    >>> whole_passes(np.array([4, 7]), 5)
-    (array([4, 7, 4, 7]), 1)
-    """
+    """Repeat all `slots` as often as they fit into `number`; return them and how many slots are still missing."""
     whole, rest = divmod(number, len(slots))
     return np.tile(slots, whole), rest
 

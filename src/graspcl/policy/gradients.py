@@ -91,10 +91,7 @@ def last_layer_gradients(logits: torch.Tensor, rows: torch.Tensor, features: tor
 
 
 def full_gradients(network: nn.Module, inputs: torch.Tensor, rows: torch.Tensor) -> Gradients:
-    """Return the gradients of cross-entropy with respect to all trainable parameters, for each sample alone.
-
-    This takes n · P numbers, so policies ask for few samples at a time.
-    """
+    """Return the gradients with respect to all P trainable parameters: n · P numbers, so ask for few samples."""
     weights = _trainable(network)
     # One after the other: vmap, which vectorises over samples, does not support channels-last and other layers.
     each = (_slopes(network, weights, x[None], row[None]) for x, row in zip(inputs, rows, strict=True))
@@ -104,10 +101,7 @@ def full_gradients(network: nn.Module, inputs: torch.Tensor, rows: torch.Tensor)
 def losses_after_step(
     network: nn.Module, inputs: torch.Tensor, rows: torch.Tensor, lr: float, others: torch.Tensor, right: torch.Tensor
 ) -> torch.Tensor:
-    """Return the losses [m] of `others`, correct columns `right`, after a gradient step of rate `lr` on `inputs`.
-
-    The network does not change.
-    """
+    """Return the losses [m] of `others` after a gradient step of rate `lr` on `inputs`. The network does not change."""
     weights = _trainable(network)
     slopes = _slopes(network, weights, inputs, rows)
     with torch.no_grad():

@@ -52,10 +52,7 @@ class KMeans(PlannedPolicy):
 
 
 def seed_centres(x: torch.Tensor, k: int, generator: torch.Generator) -> torch.Tensor:
-    """k-means++: draw rows of x [n, D], each with p ~ its squared distance to those drawn before [≤ k, D].
-
-    Returns fewer than k where x has fewer different rows.
-    """
+    """k-means++: draw k rows of x [n, D], or all that differ, each with p ~ its squared distance to those before."""
     chosen = [int(torch.randint(len(x), (1,), generator=generator))]
     squared = (x - x[chosen[-1]]).square().sum(1)
     while len(chosen) < k and bool(squared.any()):

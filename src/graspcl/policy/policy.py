@@ -114,10 +114,8 @@ class PlannedPolicy(Policy):
     def begin(self, session: Session) -> None:
         self._plan, self._next = np.asarray(self.plan(session)), 0
         if self._plan.shape != (session.budget.samples,):
-            raise GraspError(
-                f"policy {self.display_name!r} must plan {session.budget.samples:,} slots, the session's budget, "
-                f"got shape {self._plan.shape}"
-            )
+            wanted = f"policy {self.display_name!r} must plan {session.budget.samples:,} slots, the session's budget"
+            raise GraspError(f"{wanted}, got shape {self._plan.shape}")
 
     def select(self, session: Session, n: int) -> Array:
         self._next += n

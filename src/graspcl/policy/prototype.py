@@ -70,8 +70,6 @@ def _tensor(values: Any) -> torch.Tensor:
 
 
 class _ByDistance(PlannedPolicy):
-    """Class-balanced draws with replacement, weighted by a function of the distance to the prototype."""
-
     needs = frozenset({"distances"})
     balanced = True
     family = "prototype"

@@ -87,8 +87,7 @@ def _replace_top(times: Array, who: Array, n: int, time: float, sample: int) -> 
 def race_class(distances: Array, eps: float, first: Array, again: Array, drawn: Array) -> None:
     """Draw `len(drawn)` samples of one class into `drawn`, as indices into `distances` [J].
 
-    `first` [J] and `again` [len(drawn)] are independent Exp(1) numbers: one for the first arrival of each sample, and
-    one for the return of each draw.
+    `first` [J] and `again` [len(drawn)] are Exp(1) numbers, for the first arrivals and for the return of each draw.
     """
     n = len(distances)
     unit = max(distances.max(), eps)

@@ -1,8 +1,7 @@
 """Hard or neglected samples first: policies that keep one score per stored sample and draw by it.
 
-All stored samples are scored when a session starts. After each update the drawn samples are scored again from the
-logits of training; all others keep their scores. A mini-batch is drawn without replacement, independently of the
-mini-batches before it and of classes.
+All stored samples are scored when a session starts, and drawn samples again from the logits of each update. A
+mini-batch is drawn without replacement, independently of the mini-batches before it and of classes.
 """
 
 from dataclasses import dataclass
@@ -54,7 +53,6 @@ class _ByScore(Policy):
         self._tree = _compiled().build(self._leaves(scores))
 
     def _update(self, slots: Array) -> None:
-        """Take over the current scores of `slots` into the tree."""
         _compiled().update(self._tree, slots, self._leaves(self._scores[slots]))
 
     def _leaves(self, scores: Array) -> Any:
@@ -62,7 +60,6 @@ class _ByScore(Policy):
         return tree.by_level(self._urgency(scores)) if self.mode == "top" else tree.by_weight(self.weights(scores))
 
     def _urgency(self, scores: Array) -> Array:
-        """The scores, with the sign such that the largest come first."""
         return scores if self.largest else -scores
 
 
@@ -161,10 +158,7 @@ class MaxLoss(_ByLogits):
 @policies.register("min_margin")
 @dataclass
 class MinMargin(_ByLogits):
-    """Small margin first: s = f_y - max_{j≠y} f_j of the logits, below 0 where the network is wrong.
-
-    With a single class all margins are 0.
-    """
+    """Small margin first: s = f_y - max_{j≠y} f_j, below 0 where the network is wrong; 0 with a single class."""
 
     source = "Scheffer et al. 2001"
 

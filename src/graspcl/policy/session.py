@@ -1,4 +1,4 @@
-"""One rehearsal session: what it may spend, what a policy sees of it, and the mini-batches that come out."""
+"""One rehearsal session: its budget, what a policy sees of it, its mini-batches, and a training loop of your own."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -18,7 +19,7 @@ from graspcl.checks import Array, Count, Natural, checked
 from graspcl.errors import GraspError
 from graspcl.policy.drawing import Groups, group_by_class, weighted_draws
 from graspcl.policy.gradients import Gradients, full_gradients, last_layer_gradients, losses_after_step
-from graspcl.policy.policy import QUANTITIES, Policy
+from graspcl.policy.policy import QUANTITIES, Policy, policies
 from graspcl.policy.prototype import prototype_distances
 
 Network = Callable[[torch.Tensor], Any]
@@ -47,11 +48,7 @@ class Budget:
 
     @classmethod
     def passes(cls, passes: float, stored: int, batch_size: int) -> Budget:
-        """Return the budget of about `passes` times the `stored` samples, in whole mini-batches.
-
-        >>> Budget.passes(1.0, stored=1000, batch_size=64)
-        Budget(updates=16, batch_size=64)
-        """
+        """Return the budget of about `passes` times the `stored` samples, in whole mini-batches."""
         return cls(max(1, round(passes * stored / batch_size)) if passes and stored else 0, batch_size)
 
 
@@ -109,7 +106,6 @@ class Session:
         rng: the only source of chance for a policy.
         network: maps inputs [n, …] to an object with `.embedding` [n, D] and `.logits` [n, K], or to embeddings.
         rows: maps labels [n] to columns of the logits; the identity by default.
-        chunk: number of samples in one forward pass.
         needs: the quantities that can be read; all by default. `batches` sets the policy's own.
         lr: learning rate of the next update, for policies that look one step ahead.
         groups_by: column of the buffer, such as the task, used instead of the class for balance and prototypes.
@@ -144,7 +140,6 @@ class Session:
         self._started = False  # True once training has begun: whole-buffer values would mix two networks
 
     def __len__(self) -> int:
-        """Return the number of stored samples."""
         return len(self._buffer)
 
     # -- of all stored samples ---------------------------------------------------------------------------------------
@@ -169,10 +164,9 @@ class Session:
         return self._forward(slots, transform)
 
     def gradients(self, slots: Array, full: bool = False) -> Gradients:
-        """Return the loss gradient of each sample in `slots` [n].
+        """Return the loss gradient of each sample in `slots` [n]: of the last layer, or with `full` of all parameters.
 
-        By default that of the last layer, in closed form; with `full` that of all trainable parameters. A head that
-        transforms its input before the product with its rows defines `inputs(features)`, which returns the result.
+        A head that transforms its input before the product with its rows defines `inputs(features)`, the result.
         """
         self._allow("gradients")
         if full:
@@ -197,13 +191,10 @@ class Session:
         self.costs.selection_backward += len(incoming)
         return losses
 
-    # -- drawing -----------------------------------------------------------------------------------------------------
-
     def draw(self, weights: Array) -> Array:
         """Draw the whole budget with replacement and probability proportional to `weights` [N] ≥ 0.
 
-        For a balanced policy, draws go round-robin over the classes and weights count within a class. For any other
-        policy, weights count over all samples.
+        For a balanced policy, draws go round-robin over the classes and weights count within a class.
         """
         if np.shape(weights) != (len(self),):
             raise GraspError(f"draw takes one weight per stored sample, {len(self)}, got shape {np.shape(weights)}")
@@ -281,14 +272,11 @@ class Session:
         return found  # type: ignore[no-any-return]
 
     def _missing(self, what: str) -> GraspError:
-        given = "logits: give model=" if what == "logits" else "embeddings: give embed="
-        return GraspError(
-            f"{self._policy} reads {given}, a function of inputs, or give the session a network: a torch module that "
-            "returns .embedding and .logits"
-        )
+        argument = "logits: give model=" if what == "logits" else "embeddings: give embed="
+        hint = "or give the session a network, a module that returns .embedding and .logits"
+        return GraspError(f"{self._policy} reads {argument}, a function of inputs; {hint}")
 
     def _fetch(self, slots: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs of `slots` and the columns of the logits that are right."""
         inputs, labels = self._buffer.fetch(slots, self.device)
         return inputs, self._rows_of(labels)
 
@@ -316,14 +304,8 @@ def evaluating(network: Any) -> Iterator[None]:
             module.training = mode
 
 
-# -- mini-batches ----------------------------------------------------------------------------------------------------
-
-
 def batches(policy: Policy, session: Session, begun: int | None = None) -> Iterator[Array]:
-    """Yield the mini-batches of a session as slots [batch_size]. The policy's time is booked as selection.
-
-    To resume an interrupted session with a restored policy, give the number of mini-batches taken before as `begun`.
-    """
+    """Yield the mini-batches of a session as slots [batch_size]; to resume it, give the number taken as `begun`."""
     if begun is None:
         begin(policy, session)
     session._serve(policy, started=True)
@@ -340,7 +322,6 @@ def batches(policy: Policy, session: Session, begun: int | None = None) -> Itera
 
 
 def begin(policy: Policy, session: Session) -> None:
-    """Prepare a policy for the first mini-batch of a session."""
     session._serve(policy, started=False)
     check_stored(session)
     policy.warm_up()
@@ -362,3 +343,107 @@ def selecting(session: Session) -> Iterator[None]:
         yield
     finally:
         session.costs.selection_seconds += time.perf_counter() - begin
+
+
+# -- in a training loop of your own -----------------------------------------------------------------------------------
+
+
+class MiniBatch:
+    """Inputs `x` [n, …] and labels `y` [n] to train on; `x, y = batch` works too. `slots` [n] tell where they lie."""
+
+    def __init__(self, x: torch.Tensor, y: torch.Tensor, slots: Array, policy: Policy) -> None:
+        self.x, self.y, self.slots = x, y, slots
+        self._policy, self._reported = policy, False
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter((self.x, self.y))
+
+    def report(self, logits: torch.Tensor) -> None:
+        """Tell the policy what the model says of this mini-batch: `logits` [n, K], where column k is class k."""
+        if logits.ndim != 2 or len(logits) != len(self.y):
+            raise GraspError(f"report takes logits of shape ({len(self.y)}, classes), got {tuple(logits.shape)}")
+        logits, unknown = logits.detach(), logits.new_empty(len(logits), 0)
+        losses = cross_entropy(logits, self.y, reduction="none")
+        self._policy.observe(self.slots, SampleOutputs(unknown, unknown, logits, losses, self.y))
+        self._reported = True
+
+
+def rehearse(
+    buffer: Buffer,
+    policy: Policy | str,
+    budget: Budget,
+    *,
+    model: Network | None = None,
+    embed: Network | None = None,
+    lr: float = 0.1,
+    rng: np.random.Generator | int | None = None,
+    device: torch.device | str = "cpu",
+) -> Iterator[MiniBatch]:
+    """Yield the mini-batches of one rehearsal session, for a training loop of your own.
+
+    After the last mini-batch all stored samples count as old (`buffer.settle()`).
+
+    Args:
+        model: maps inputs to logits, where column k belongs to class k. Needed by policies that read logits.
+        embed: maps inputs to embeddings, up to the penultimate layer. Needed by policies that read embeddings.
+        lr: the learning rate of your optimizer, for policies that look one step ahead (`mir`).
+        rng: a generator or a seed for the draws; by default the buffer's generator seeds them.
+        device: where inputs are decoded.
+
+    `model` and `embed` are modules, methods of one, or functions. Modules are evaluated in eval mode. Either may also
+    return an object with `.embedding` and `.logits`. An error names what a policy needs and was not given.
+
+    >>> buffer = Buffer(capacity=100)
+    >>> _ = buffer.insert(torch.eye(4), labels=[0, 0, 1, 1])
+    >>> for x, y in rehearse(buffer, "grasp", Budget(updates=2, batch_size=2), embed=torch.nn.Identity()):
+    ...     print(y.tolist())
+    [0, 1]
+    [0, 1]
+    """
+    chosen = policies.create(policy) if isinstance(policy, str) else policy
+    draws = np.random.default_rng(buffer.draw_seed() if rng is None else rng)
+    network = embed if model is None else _Joined(model, embed)
+    if "new" in chosen.needs and budget.samples and len(set(buffer.new.tolist())) == 1:
+        raise GraspError(
+            f"policy {chosen.display_name!r} needs new and old samples, but all {len(buffer)} stored samples are "
+            f"{'new' if buffer.new[0] else 'old'}. buffer.settle() makes all stored samples old; rehearse() calls it "
+            "after its last mini-batch. Samples inserted afterwards are new"
+        )
+    return _reporting(chosen, Session(buffer, budget, draws, network, device=device, lr=lr), buffer)
+
+
+def _reporting(policy: Policy, session: Session, buffer: Buffer) -> Iterator[MiniBatch]:
+    for slots in batches(policy, session):
+        batch = MiniBatch(*buffer.fetch(slots, session.device), slots, policy)
+        yield batch
+        if "feedback" in policy.needs and not batch._reported:
+            raise GraspError(f"policy {policy.display_name!r} needs feedback: call batch.report(logits) after each one")
+    buffer.settle()
+
+
+class _Joined(torch.nn.Module):
+    """A model and an embedding function as one network with `.embedding` and `.logits`."""
+
+    def __init__(self, model: Network, embed: Network | None) -> None:
+        super().__init__()
+        owner = getattr(model, "__self__", model)
+        self.owner = owner if isinstance(owner, torch.nn.Module) else None
+        # In a tuple, so that they are no submodules: `embed` may share layers with the model, and functional_call
+        # must find each parameter once.
+        self.functions: tuple[Any, Any] = model, embed
+
+    @property
+    def head(self) -> Any:
+        return getattr(self.owner, "head", None)
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        model, embed = self.functions
+        outputs = model(inputs)
+        if embed is None and not isinstance(outputs, torch.Tensor):
+            return outputs
+        logits: torch.Tensor = getattr(outputs, "logits", outputs)
+        if embed is None:
+            return SimpleNamespace(embedding=logits.new_empty(len(logits), 0), logits=logits)
+        with evaluating(embed):
+            embedded = embed(inputs)
+        return SimpleNamespace(embedding=getattr(embedded, "embedding", embedded), logits=logits)

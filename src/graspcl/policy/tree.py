@@ -19,11 +19,7 @@ from graspcl.errors import GraspError
 
 
 def by_weight(weights: Array) -> Array:
-    """Return leaves [n, 2] drawn with probability ~ `weights` [n] ≥ 0; weights of 0 come last, uniformly.
-
-    >>> by_weight(np.array([0.5, 0.0, 3.0])).tolist()
-    [[1.0, 0.5], [0.0, 1.0], [1.0, 3.0]]
-    """
+    """Return leaves [n, 2] drawn with probability ~ `weights` [n] ≥ 0; weights of 0 come last, uniformly."""
     some = weights > 0
     return np.column_stack([some, np.where(some, weights, 1.0)])
 

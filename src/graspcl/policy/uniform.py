@@ -30,8 +30,7 @@ class Uniform(PlannedPolicy):
 class UniformBalanced(PlannedPolicy):
     """One sample of each class per round, uniform within the class.
 
-    With replacement (as published), one pass shows only about 63 % of a class. Without, a class is shown completely
-    before any of its samples comes again.
+    With replacement (as published), one pass shows only about 63 % of a class. Without, it shows all of it.
     """
 
     replace: bool = True
