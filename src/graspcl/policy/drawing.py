@@ -145,9 +145,6 @@ def best(slots: Array, scores: torch.Tensor, k: int) -> Array:
     """Return the `k` of `slots` [n] with the largest `scores` [n], largest first. If n < k, the order is repeated.
 
     The earlier of two equals wins: give the slots in random order, as `candidates` does.
-
-    >>> best(np.array([4, 7, 9]), torch.tensor([0.5, 2.0, 1.0]), 5).tolist()
-    [7, 9, 4, 7, 9]
     """
     ranked = torch.argsort(scores, descending=True, stable=True).numpy(force=True)
     return slots[np.resize(ranked, k)]

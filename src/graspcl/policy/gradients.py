@@ -215,11 +215,7 @@ class GradMatching(PlannedPolicy):
 
 
 def matching_order(g: Gradients, number: int) -> Array:
-    """Return the indices of `number` gradients; each next one brings the mean so far nearest to the mean of all.
-
-    >>> matching_order(Gradients(torch.tensor([[3.0, 0.0], [0.0, 1.0], [1.0, 1.0]])), 3).tolist()
-    [2, 0, 1]
-    """
+    """Return the indices of `number` gradients; each next one brings the mean so far nearest to the mean of all."""
     # (t + 1)² | ḡ - (S + g_i) / (t + 1) |² = |g_i|² + 2⟨S, g_i⟩ - 2 (t + 1) ⟨ḡ, g_i⟩ + terms that do not depend on i.
     gram = g.dots(g) if len(g) <= _GRAM else None
     means = (g.mean_dots(g) if gram is None else gram.mean(1)).double().numpy(force=True)

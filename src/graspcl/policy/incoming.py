@@ -88,10 +88,6 @@ def knn_shapley(z: torch.Tensor, y: torch.Tensor, at: torch.Tensor, labels: torc
     The value of a set S is v(S) = (1/k) Σ 1[y = label] over the min(k, |S|) members of S nearest to the point. With a_1
     the nearest and a_n the farthest, s(a_i) = s(a_{i+1}) + (1[y_{a_i} = y] - 1[y_{a_{i+1}} = y]) min(k, i) / (k i),
     starting from 0 beyond a_n.
-
-    >>> z, y = torch.tensor([[0.0], [1.0], [2.0]]), torch.tensor([7, 3, 7])
-    >>> knn_shapley(z, y, torch.tensor([[0.0]]), torch.tensor([7]), k=1)
-    tensor([[ 0.8333, -0.1667,  0.3333]], dtype=torch.float64)
     """
     order = torch.cdist(at, z).argsort(dim=1, stable=True)
     right = (y[order] == labels[:, None]).double()

@@ -104,9 +104,6 @@ class PlannedPolicy(Policy):
     ...         return np.resize(session.births.argsort(), session.budget.samples)
     """
 
-    _plan: Array
-    _next: int
-
     def plan(self, session: Session) -> Array:
         """Return `session.budget.samples` slots in the order of rehearsal. Draw with `session.rng`."""
         raise GraspError(f"policy {type(self).__name__} must define plan(session)")

@@ -36,9 +36,8 @@ class _ByScore(Policy):
 
     def warm_up(self) -> None:
         tree = _compiled()
-        leaves = tree.by_weight(np.ones(2))
-        nodes = tree.build(leaves)
-        tree.update(nodes, tree.draw(nodes, np.zeros(1)), leaves[:1])
+        nodes = tree.build(tree.by_weight(np.ones(2)))
+        tree.update(nodes, tree.draw(nodes, np.zeros(1)), nodes[2:3])
 
     def select(self, session: Session, n: int) -> Array:
         whole, rest = whole_passes(np.arange(len(self._scores)), n)

@@ -417,7 +417,7 @@ def _reporting(policy: Policy, session: Session, buffer: Buffer) -> Iterator[Min
         batch = MiniBatch(*buffer.fetch(slots, session.device), slots, policy)
         yield batch
         if "feedback" in policy.needs and not batch._reported:
-            raise GraspError(f"policy {policy.display_name!r} needs feedback: call batch.report(logits) after each one")
+            raise GraspError(f"policy {policy.display_name!r} needs feedback: call batch.report(logits) every time")
     buffer.settle()
 
 
@@ -428,8 +428,7 @@ class _Joined(torch.nn.Module):
         super().__init__()
         owner = getattr(model, "__self__", model)
         self.owner = owner if isinstance(owner, torch.nn.Module) else None
-        # In a tuple, so that they are no submodules: `embed` may share layers with the model, and functional_call
-        # must find each parameter once.
+        # A tuple hides them from the module: `embed` may share layers, and functional_call must find each one once.
         self.functions: tuple[Any, Any] = model, embed
 
     @property
