@@ -146,7 +146,7 @@ class Session:
 
     labels = _Quantity("labels", lambda s: _read_only(s._buffer.labels))  # class [N]
     ids = _Quantity("ids", lambda s: _read_only(s._buffer.ids))  # the user's number [N]
-    births = _Quantity("births", lambda s: _read_only(s._buffer.births))  # arrival; identifies a sample for ever [N]
+    births = _Quantity("births", lambda s: _read_only(s._buffer.births))  # arrival number, unique to a sample [N]
     new = _Quantity("new", lambda s: _read_only(s._buffer.new))  # whether it arrived since the last session [N], bool
     groups = _Quantity("labels", lambda s: s._groups)  # slots grouped by class, or by the column `groups_by`
     rows = _Quantity("labels", lambda s: s._label_rows())  # column of the logits [N]
