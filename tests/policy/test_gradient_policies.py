@@ -12,8 +12,8 @@ from torch import nn
 from graspcl.buffer import Buffer
 from graspcl.errors import GraspError
 from graspcl.model import vector_network
-from graspcl.policy import Budget, Policy, Session, batches, grad_matching, policies
-from graspcl.policy.gradients import Gradients
+from graspcl.policy import Budget, Policy, Session, batches, gradients, policies
+from graspcl.policy.gradients import Gradients, matching_order
 from graspcl.testing.common import seeded
 from graspcl.testing.policies import check_policy
 
@@ -129,7 +129,7 @@ def test_grad_matching_is_the_exhaustive_greedy_one(
     kind: str, budget: Budget, gram: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With 63 draws every class is exhausted at least twice; without room for the products, as with it."""
-    monkeypatch.setattr(grad_matching, "_GRAM", gram)
+    monkeypatch.setattr(gradients, "_GRAM", gram)
     asked = session(budget)
     g = explicit(asked, kind)
     g /= np.linalg.norm(g, axis=1, keepdims=True) + 1e-8
@@ -146,7 +146,7 @@ def test_matching_comes_nearer_to_the_mean_than_chance() -> None:
     rng = np.random.default_rng(3)
     g = rng.normal(size=(400, 6))
     g /= np.linalg.norm(g, axis=1, keepdims=True)
-    order = grad_matching.matching_order(Gradients(torch.from_numpy(g)), 20)
+    order = matching_order(Gradients(torch.from_numpy(g)), 20)
     assert len(set(order.tolist())) == 20
     at_random = np.mean([np.linalg.norm(g[rng.permutation(400)[:20]].mean(0) - g.mean(0)) for _ in range(50)])
     assert np.linalg.norm(g[order].mean(0) - g.mean(0)) < 0.2 * at_random

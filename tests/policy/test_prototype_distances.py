@@ -110,12 +110,12 @@ def test_where_a_class_cancels_out_every_sample_is_at_distance_one() -> None:
 def test_embeddings_without_a_direction_are_named(n: int, dtype: type) -> None:
     z, labels = np.ones((n, 3), dtype), np.zeros(n, int)
     z[[4, 7]] = 0
-    with pytest.raises(GraspError, match=rf"2 of {n} embeddings are all zero \(rows 4, 7\)"):
+    with pytest.raises(GraspError, match=rf"2 of {n} embeddings are all zero \(rows \[4, 7\]\)"):
         prototype_distances(z, labels)
     for bad in (np.nan, np.inf, -np.inf):
         z = np.ones((n, 3), dtype)
         z[n - 1, 2] = bad
-        with pytest.raises(GraspError, match=rf"1 of {n} embeddings hold NaN or infinity \(rows {n - 1}\)"):
+        with pytest.raises(GraspError, match=rf"1 of {n} embeddings hold NaN or infinity \(rows \[{n - 1}\]\)"):
             prototype_distances(z, labels)
 
 

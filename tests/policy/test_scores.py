@@ -359,7 +359,7 @@ def test_nan_is_told_with_its_slot(name: str, column: int) -> None:
 
 def test_labels_without_a_column_are_told() -> None:
     opened = session(budget=Budget(1, 2))
-    opened._rows = None
+    opened._rows_of = lambda labels: labels
     with pytest.raises(GraspError, match=r"columns 7 … 900 of logits that have 3: number classes from 0"):
         list(batches(policies.create("max_loss"), opened))
 

@@ -1,7 +1,5 @@
 """Accuracy over the sessions of a run: the accuracy matrix and everything derived from it (section 4.3)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,14 +14,13 @@ from graspcl.errors import GraspError
 class Accuracies:
     """The accuracy matrix of a run of T sessions, in percent.
 
-    `matrix[t, i]` (t = 0 … T, i = 0 … T) is the accuracy after session t on the test samples of classes that arrived
-    in session i. t = 0 is after base initialisation, and i = 0 are the base classes. An entry is NaN where no class
-    arrived, and where i > t unless classes were predicted before their arrival. `weights[i]` is the number of those
-    test samples.
+    `matrix[t, i]` is the accuracy after session t on the test samples of classes that arrived in session i. t = 0 is
+    after base initialisation, and i = 0 are the base classes. An entry is NaN where no class arrived, and where i > t
+    unless classes were predicted before their arrival.
     """
 
-    matrix: Array
-    weights: Array
+    matrix: Array  # [T + 1, T + 1]
+    weights: Array  # number of test samples [T + 1]
 
     @property
     def sessions(self) -> int:
@@ -54,8 +51,7 @@ class Accuracies:
     def forgetting(self) -> float:
         """Return the mean over groups i < T of max_{t < T} matrix[t, i] - matrix[T, i] (Chaudhry et al., 2018).
 
-        This is how far each group has fallen from its best by the end; negative if the end is the best. Base classes
-        are one of the groups. NaN if there is no group before the last session.
+        Negative if the end is the best. Base classes are one of the groups. NaN without a group before session T.
         """
         end = self.sessions
         # fmax ignores NaN unless all are NaN, that is, unless a group was never measured.
@@ -65,8 +61,7 @@ class Accuracies:
     def backward_transfer(self) -> float:
         """Return the mean over groups i < T of matrix[T, i] − matrix[i, i] (Lopez-Paz and Ranzato, 2017).
 
-        This is the effect of later sessions on a group; negative if they made it worse. NaN if there is no group before
-        the last session.
+        Negative if later sessions made a group worse. NaN without a group before session T.
         """
         end = self.sessions
         return _mean(self.matrix[end, :end] - np.diagonal(self.matrix)[:end])
@@ -74,11 +69,8 @@ class Accuracies:
     def forward_transfer(self, untrained: ArrayLike = 0.0) -> float:
         """Return the mean over groups i ≥ 1 of matrix[i − 1, i] − untrained[i] (Lopez-Paz and Ranzato, 2017).
 
-        This is how well a group is known just before its session, compared with an untrained model. NaN without entries
-        above the diagonal, as in class-incremental streams, where no class is predicted before it arrives.
-
-        Args:
-            untrained: accuracy of an untrained model in percent: one number, or one per group [T + 1].
+        `untrained` is the accuracy of an untrained model in percent: one number, or one per group [T + 1]. NaN without
+        entries above the diagonal, as in class-incremental streams, where no class is predicted before it arrives.
         """
         floor = np.asarray(untrained, dtype=np.float64)
         if floor.shape not in ((), (len(self.matrix),)):
@@ -87,9 +79,10 @@ class Accuracies:
 
     def summary(self) -> dict[str, float]:
         """Return μ_N, μ_O and μ_A (means over sessions), α (final accuracy on all classes), and forgetting."""
-        means = {"mu_new": self.new, "mu_old": self.old, "mu_all": self.all}
         return {
-            **{name: _mean(values) for name, values in means.items()},
+            "mu_new": _mean(self.new),
+            "mu_old": _mean(self.old),
+            "mu_all": _mean(self.all),
             "alpha": self.all[-1] if self.all else float("nan"),
             "forgetting": self.forgetting(),
             "backward_transfer": self.backward_transfer(),
@@ -119,28 +112,24 @@ def accuracies(
         arrival = np.array([arrival[int(label)] for label in classes], np.int64)[place]
     came = np.asarray(arrival, np.int64)
     size = len(predictions)
-    weights = np.bincount(came, minlength=size)
+    weights = np.bincount(came, minlength=size)[:size]
     matrix = np.full((size, size), np.nan)
     for t, predicted in enumerate(predictions):
         right = np.bincount(came, weights=predicted == labels, minlength=size)[:size]
         known = np.arange(size) <= t
         if ahead:
             known |= np.bincount(came, weights=predicted != -1, minlength=size)[:size] > 0
-        known &= weights[:size] > 0
-        matrix[t, known] = 100 * right[known] / weights[:size][known]
-    return Accuracies(matrix, weights[:size])
+        known &= weights > 0
+        matrix[t, known] = 100 * right[known] / weights[known]
+    return Accuracies(matrix, weights)
 
 
 @checked
 def top_k(scores: ArrayLike, rows: ArrayLike, k: Count) -> float:
     """Return the percentage of samples whose class is among the k with the highest scores; NaN without samples.
 
-    For equal scores the earlier column comes first, as with argmax, so that k = 1 is the plain accuracy.
-
-    Args:
-        scores: array [n, classes]. −∞ masks a class.
-        rows: column of each sample's class [n].
-        k: number of classes; 100 % for all classes or more.
+    `scores` [n, classes] may mask a class by −∞; `rows` [n] is the column of each sample's class. For equal scores the
+    earlier column comes first, as with argmax, so that k = 1 is the plain accuracy.
 
     >>> top_k([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7]], [1, 0], k=2)
     50.0
@@ -153,11 +142,11 @@ def top_k(scores: ArrayLike, rows: ArrayLike, k: Count) -> float:
         raise GraspError("scores must not be NaN")
     if not len(rows):
         return float("nan")
-    classes = scores.shape[1]
-    if not np.issubdtype(rows.dtype, np.integer) or rows.min() < 0 or rows.max() >= classes:
-        raise GraspError(f"rows must be the columns of scores, whole numbers from 0 to {classes - 1}")
+    columns = np.arange(scores.shape[1])
+    if not np.issubdtype(rows.dtype, np.integer) or not np.isin(rows, columns).all():
+        raise GraspError(f"rows must be the columns of scores, whole numbers from 0 to {len(columns) - 1}")
     own = np.take_along_axis(scores, rows[:, None], axis=1)
-    before = (scores > own) | ((scores == own) & (np.arange(classes) < rows[:, None]))
+    before = (scores > own) | ((scores == own) & (columns < rows[:, None]))
     return float(100 * (before.sum(axis=1) < k).mean())
 
 
@@ -178,25 +167,16 @@ def head_and_tail(
 ) -> tuple[float, float]:
     """Return α_H and α_T: accuracy in percent on classes with more than `threshold` training samples, and on others.
 
-    With equally many test samples per class, as in Places-LT, these are also means over classes.
-
-    Args:
-        predictions: predicted labels [n].
-        labels: true labels [n].
-        counts: number of training samples of every class among the labels; 0 if there were none.
-        threshold: largest count of a tail class.
+    `counts` is the number of training samples of every class among the labels [n]; 0 if there were none. With equally
+    many test samples per class, as in Places-LT, these are also means over classes.
 
     >>> head_and_tail([0, 0, 0, 1], [0, 0, 1, 1], {0: 101, 1: 100})
     (100.0, 50.0)
     """
-    missing = sorted({int(label) for label in np.unique(np.asarray(labels))} - set(counts))
-    if missing:
-        raise GraspError(
-            f"counts lacks {len(missing)} of the classes, first {missing[0]}; give 0 for a class without samples"
-        )
+    if missing := sorted(set(np.unique(np.asarray(labels)).tolist()) - set(counts)):
+        raise GraspError(f"counts lacks {len(missing)} of the classes, first {missing[0]}; give 0 for one without any")
     head = [label for label, count in counts.items() if count > threshold]
-    tail = [label for label, count in counts.items() if count <= threshold]
-    found = by_group(predictions, labels, {"head": head, "tail": tail})
+    found = by_group(predictions, labels, {"head": head, "tail": counts.keys() - head})
     return found["head"], found["tail"]
 
 

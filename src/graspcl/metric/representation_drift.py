@@ -1,7 +1,5 @@
 """Representation drift: how far an update moves the embeddings of old samples (appendix on drift)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,8 +27,6 @@ def drift(before: ArrayLike, after: ArrayLike, measure: Literal["norm", "mse"] =
 
     >>> drift([[0.0, 0.0], [1.0, 1.0]], [[3.0, 4.0], [1.0, 1.0]])
     2.5
-    >>> drift([[0.0, 0.0], [1.0, 1.0]], [[3.0, 4.0], [1.0, 1.0]], measure="mse")
-    6.25
     """
     before, after = numbers("before", before, 2, empty=False), numbers("after", after, 2)
     if before.shape != after.shape:

@@ -1,7 +1,5 @@
 """Whether two policies differ, how certain a mean over seeds is, and how many updates one policy saves."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
@@ -16,15 +14,11 @@ Confidence = Annotated[float, Range(0, 1, above=True, below=True)]
 
 @dataclass(frozen=True)
 class McNemar:
-    """McNemar's test of two models on the same samples.
+    """McNemar's test of two models on the same samples."""
 
-    `only_a` and `only_b` count the samples that only one of them predicts correctly. `p` is the exact two-sided
-    probability of a split at least as uneven if both were equally good.
-    """
-
-    only_a: int
+    only_a: int  # number of samples that only a predicts correctly
     only_b: int
-    p: float
+    p: float  # exact two-sided probability of a split at least as uneven if both were equally good
 
 
 @dataclass(frozen=True)
@@ -48,8 +42,7 @@ class PairedInterval(Interval):
 def mcnemar(right_a: ArrayLike, right_b: ArrayLike) -> McNemar:
     """Run McNemar's exact test. `right_a` and `right_b` [n] are true where a model predicts a sample correctly.
 
-    If both models are equally good, the samples that only one predicts correctly are flips of a fair coin (binomial
-    test). Without such samples p is 1.
+    It is a binomial test of the samples that only one predicts correctly. Without such samples p is 1.
 
     >>> mcnemar([True, True, True, True, True], [True, False, False, False, False])
     McNemar(only_a=4, only_b=0, p=0.125)
@@ -113,13 +106,9 @@ def paired_interval(a: ArrayLike, b: ArrayLike, confidence: float = 0.95) -> Pai
 def updates_to_reach(updates: ArrayLike, accuracies: ArrayLike, target: float) -> float:
     """Return the smallest number of updates at which a policy's accuracy reaches `target`; NaN if it never does.
 
-    The accuracy is interpolated linearly. If the run with the fewest updates already reaches the target, its number is
-    returned, an upper bound.
-
-    Args:
-        updates: number of updates of each run [n], in any order, each once.
-        accuracies: accuracy of each run [n].
-        target: the accuracy to reach.
+    `updates` [n] and `accuracies` [n] are those of its runs, in any order, each number of updates once. The accuracy is
+    interpolated linearly. If the run with the fewest updates already reaches the target, its number is returned, an
+    upper bound.
 
     >>> updates_to_reach([100, 200, 300], [50.0, 60.0, 64.0], target=55.0)
     150.0
@@ -127,11 +116,9 @@ def updates_to_reach(updates: ArrayLike, accuracies: ArrayLike, target: float) -
     spent, reached = _sweep(updates, accuracies)
     goal = float(numbers("target", target, dimensions=0))
     there = reached >= goal
-    if not there.any():
-        return float("nan")
     end = int(there.argmax())  # the first
     if end == 0:
-        return float(spent[0])
+        return float(spent[0] if there[0] else "nan")
     share = (goal - reached[end - 1]) / (reached[end] - reached[end - 1])
     return float((1 - share) * spent[end - 1] + share * spent[end])
 
@@ -142,8 +129,8 @@ def saved_updates(
     """Return the share of b's updates that a saves when it reaches b's best accuracy: 0.4 for "40 % fewer updates".
 
     This is 1 − u_a / u_b, where u_a and u_b are the fewest updates (`updates_to_reach`) to the best accuracy A of b. It
-    is negative if a needs more updates than b. It is NaN if a never reaches A, or if b needs no update for it. It is a
-    lower bound if a reaches A with the fewest updates it was run with.
+    is negative if a needs more updates than b, and NaN if a never reaches A or b needs no update for it. It is a lower
+    bound if a reaches A with the fewest updates it was run with.
 
     >>> saved_updates([100, 200], [50.0, 60.0], [100, 200, 300], [40.0, 50.0, 58.0])
     0.4
@@ -160,9 +147,7 @@ def _sweep(updates: ArrayLike, accuracies: ArrayLike) -> tuple[Array, Array]:
     aligned(updates=updates, accuracies=accuracies)
     if updates.min() < 0:
         raise GraspError(f"updates must be 0 or more, got {updates.min():g}")
-    order = np.argsort(updates)
-    updates = updates[order]
-    again = updates[1:][np.diff(updates) == 0]
-    if len(again):
-        raise GraspError(f"updates has {again[0]:g} more than once; take the mean over its runs first")
-    return updates, accuracies[order]
+    found, order, times = np.unique(updates, return_index=True, return_counts=True)
+    if times.max() > 1:
+        raise GraspError(f"updates has {found[times > 1][0]:g} more than once; take the mean over its runs first")
+    return found, accuracies[order]

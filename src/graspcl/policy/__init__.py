@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from graspcl.policy.aser import Aser
 from graspcl.policy.clib import Clib
-from graspcl.policy.grad_matching import GradMatching
+from graspcl.policy.gradients import GradMatching, Gss, Ocs
 from graspcl.policy.grasp import Grasp, grasp_order
-from graspcl.policy.gss import Gss
-from graspcl.policy.loop import MiniBatch, rehearse
-from graspcl.policy.mir import Mir
-from graspcl.policy.ocs import Ocs
+from graspcl.policy.incoming import Aser, Mir
 from graspcl.policy.policy import IncomingPolicy, PlannedPolicy, Policy, policies
 from graspcl.policy.prototype import HardBiased, Mof, prototype_distances
 from graspcl.policy.rainbow import Rainbow
 from graspcl.policy.scores import MaxLoss, MinConfidence, MinLogitDistance, MinMargin, MinRehearsal
-from graspcl.policy.session import Budget, Costs, Session, batches
+from graspcl.policy.session import Budget, Costs, MiniBatch, Session, batches, rehearse
 from graspcl.policy.uniform import Uniform, UniformBalanced
 
 if TYPE_CHECKING:

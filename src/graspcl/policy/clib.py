@@ -1,7 +1,5 @@
 """CLIB: samples whose rehearsal lowered the loss come again."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -76,6 +74,5 @@ class Clib(Policy):
         keys = self.importance(drawn)
         if self.mode == "proportional" and n:
             # The n largest of log p + Gumbel noise are n draws without replacement with these p.
-            keys = (keys - keys.mean()) / (keys.std() or 1.0)
-            keys = keys + rng.gumbel(size=len(keys))
+            keys = (keys - keys.mean()) / (keys.std() or 1.0) + rng.gumbel(size=len(keys))
         return drawn[np.argsort(-keys, kind="stable")[:n]]

@@ -1,11 +1,8 @@
 """Draw samples: class by class and dealt out round-robin, or from a list of candidates.
 
-Class-balanced policies spend their budget in rounds, one sample of each class per round (Algorithm 1's inner loop). So
-every class gets the same number of draws, within one. Members and draws are held class after class ("class-major").
-They are dealt out at the end.
+Class-balanced policies spend their budget in rounds, one sample of each class per round. Members and draws are held
+class after class ("class-major") and dealt out at the end.
 """
-
-from __future__ import annotations
 
 from typing import NamedTuple
 
@@ -31,6 +28,11 @@ class Groups(NamedTuple):
         """K, the number of classes present."""
         return len(self.offsets) - 1
 
+    @property
+    def each(self) -> list[Array]:
+        """Slots of each class present."""
+        return np.split(self.members, self.offsets[1:-1])
+
 
 def group_by_class(labels: Array) -> Groups:
     """Group samples by sorted class. Within a class they keep their order.
@@ -49,11 +51,7 @@ def group_by_class(labels: Array) -> Groups:
 
 
 def draws_per_class(classes: int, budget: int) -> Array:
-    """Return how many of `budget` round-robin draws each class gets [K]: equal within one, the first classes get more.
-
-    >>> draws_per_class(3, 8).tolist()
-    [3, 3, 2]
-    """
+    """Return how many of `budget` round-robin draws each class gets [K]: equal within one, more for the first."""
     base, extra = divmod(budget, classes)
     return base + (np.arange(classes) < extra)
 
@@ -132,21 +130,13 @@ def candidates(slots: Array, number: int, rng: np.random.Generator) -> Array:
 
 
 def whole_passes(slots: Array, number: int) -> tuple[Array, int]:
-    """Repeat all `slots` as often as they fit into `number`; return them and how many slots are still missing.
-
-    >>> whole_passes(np.array([4, 7]), 5)
-    (array([4, 7, 4, 7]), 1)
-    """
+    """Repeat all `slots` as often as they fit into `number`; return them and how many slots are still missing."""
     whole, rest = divmod(number, len(slots))
     return np.tile(slots, whole), rest
 
 
 def evenly(slots: Array, number: int, rng: np.random.Generator) -> Array:
-    """Draw `number` slots uniformly. No slot comes again before all have come.
-
-    >>> sorted(evenly(np.array([4, 7]), 4, np.random.default_rng(0)).tolist())
-    [4, 4, 7, 7]
-    """
+    """Draw `number` slots uniformly. No slot comes again before all have come."""
     whole, rest = whole_passes(slots, number)
     return np.append(whole, rng.choice(slots, rest, replace=False))
 
@@ -155,9 +145,6 @@ def best(slots: Array, scores: torch.Tensor, k: int) -> Array:
     """Return the `k` of `slots` [n] with the largest `scores` [n], largest first. If n < k, the order is repeated.
 
     The earlier of two equals wins: give the slots in random order, as `candidates` does.
-
-    >>> best(np.array([4, 7, 9]), torch.tensor([0.5, 2.0, 1.0]), 5).tolist()
-    [7, 9, 4, 7, 9]
     """
     ranked = torch.argsort(scores, descending=True, stable=True).numpy(force=True)
     return slots[np.resize(ranked, k)]

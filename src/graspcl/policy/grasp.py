@@ -14,8 +14,6 @@ harder ones. The small ε gives a distance of 0 a finite weight.
 A draw costs O(J) in a class of J samples. `graspcl.policy.race` draws from the same distribution in O(log J).
 """
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
@@ -38,9 +36,8 @@ _CHUNKS = 16
 class Grasp(PlannedPolicy):
     """Prototypical samples first, then gradually harder ones, class by class (Algorithm 1, in the module's docstring).
 
-    Distances to the class prototypes are measured once per session. Each round draws one sample of each class with
-    probability proportional to 1 / (d + ε). The distance of a drawn sample then grows by the largest of its class, so
-    that it is unlikely to come again before the others.
+    Distances to the class prototypes are measured once per session. A drawn sample is unlikely to come again before the
+    others of its class.
     """
 
     eps: Positive = 1e-7
@@ -59,7 +56,7 @@ class Grasp(PlannedPolicy):
 
 
 def grasp_order(distances: Array, labels: Array, budget: int, rng: np.random.Generator, eps: float = 1e-7) -> Array:
-    """Return the first `budget` draws of Algorithm 1, round-robin over the sorted classes present.
+    """Return the first `budget` draws of Algorithm 1, indices [budget], round-robin over the sorted classes present.
 
     Args:
         distances: distance of each sample to its class prototype [N] ≥ 0.
@@ -68,13 +65,8 @@ def grasp_order(distances: Array, labels: Array, budget: int, rng: np.random.Gen
         rng: source of the draws.
         eps: added to distances, so that a distance of 0 has a finite weight.
 
-    Returns:
-        Indices of samples [budget], int64.
-
-    >>> d = np.array([0.1, 0.5, 0.1, 0.9])
-    >>> order = grasp_order(d, np.array([0, 0, 1, 1]), budget=4, rng=np.random.default_rng(0))
-    >>> order.dtype, order.shape
-    (dtype('int64'), (4,))
+    >>> grasp_order(np.array([0.0, 0.9, 0.9, 0.0]), np.array([0, 0, 1, 1]), budget=2, rng=np.random.default_rng(0))
+    array([0, 3])
     """
     distances, labels = np.asarray(distances, np.float64), np.asarray(labels)
     if distances.ndim != 1 or distances.shape != labels.shape:
@@ -91,9 +83,8 @@ def grasp_draws(distances: Array, groups: Groups, budget: Natural, rng: np.rando
         raise GraspError(f"cannot draw {budget} samples from an empty buffer")
     bad = np.flatnonzero(~(distances >= 0) | ~np.isfinite(distances))
     if len(bad):
-        raise GraspError(
-            f"{len(bad)} of {len(distances)} distances are negative or not finite (rows {bad[:5].tolist()})"
-        )
+        which = f"{len(bad)} of {len(distances)} distances"
+        raise GraspError(f"{which} are negative or not finite (rows {bad[:5].tolist()})")
     if budget == 0:
         return np.empty(0, np.int64)
     from graspcl.policy.race import race_classes  # compiled code is loaded where it is used

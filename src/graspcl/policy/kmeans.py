@@ -1,9 +1,6 @@
 """k-means: near one of several centres of the class, instead of near its one mean."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numba
 import numpy as np
@@ -37,8 +34,7 @@ class KMeans(PlannedPolicy):
     def plan(self, session: Session) -> Array:
         generator = torch.Generator().manual_seed(int(session.rng.integers(2**63)))
         distances = np.empty(len(session))
-        for begin, end in pairwise(session.groups.offsets):
-            members = session.groups.members[begin:end]
+        for members in session.groups.each:
             z = session.embeddings[torch.from_numpy(members)]
             distances[members] = self.distances(z, generator).numpy(force=True)
         return session.draw(1 / (distances + self.eps))
@@ -48,16 +44,15 @@ class KMeans(PlannedPolicy):
         x = torch.nn.functional.normalize(z.float(), dim=1)
         if not x.sum().isfinite():  # a single NaN or infinity makes the sum NaN
             raise GraspError("some embeddings are NaN or infinite: they have no distance to a cluster")
-        centres, nearest = lloyd(x, seed_centres(x, self.clusters, generator), self.iterations)
-        away: torch.Tensor = torch.linalg.vector_norm(x - centres[nearest], dim=1)
+        centres = seed_centres(x, self.clusters, generator).numpy(force=True)
+        nearest = lloyd(x.numpy(force=True), centres, self.iterations)
+        own = torch.from_numpy(centres[nearest]).to(x.device)
+        away: torch.Tensor = torch.linalg.vector_norm(x - own, dim=1)
         return away
 
 
 def seed_centres(x: torch.Tensor, k: int, generator: torch.Generator) -> torch.Tensor:
-    """k-means++: draw rows of x [n, D], each with p ~ its squared distance to those drawn before [≤ k, D].
-
-    Returns fewer than k where x has fewer different rows.
-    """
+    """k-means++: draw k rows of x [n, D], or all that differ, each with p ~ its squared distance to those before."""
     chosen = [int(torch.randint(len(x), (1,), generator=generator))]
     squared = (x - x[chosen[-1]]).square().sum(1)
     while len(chosen) < k and bool(squared.any()):
@@ -66,24 +61,14 @@ def seed_centres(x: torch.Tensor, k: int, generator: torch.Generator) -> torch.T
     return x[chosen]
 
 
-def lloyd(x: torch.Tensor, centres: torch.Tensor, iterations: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run k-means on x [n, D] from `centres` [k, D]; return the centres [k, D] and the nearest of each sample [n].
-
-    Stops when no sample changes its cluster. A centre without samples stays where it is.
-
-    >>> x = torch.tensor([[0.0], [1.0], [8.0], [9.0]])
-    >>> centres, nearest = lloyd(x, x[:2], iterations=10)
-    >>> centres.tolist(), nearest.tolist()
-    ([[0.5], [8.5]], [0, 0, 1, 1])
-    """
-    found, nearest = centres.numpy(force=True).copy(), np.full(len(x), -1)
-    _lloyd(x.numpy(force=True), found, iterations, nearest)
-    return torch.from_numpy(found).to(x.device), torch.from_numpy(nearest).to(x.device)
-
-
 @numba.njit(cache=True, nogil=True)
-def _lloyd(x: Array, centres: Array, iterations: int, nearest: Array) -> None:
-    """Update `centres` and `nearest` in place. Late iterations move few samples, so only those change the sums."""
+def lloyd(x: Array, centres: Array, iterations: int) -> Array:
+    """Run k-means on x [n, D] from `centres` [k, D], updated in place; return the nearest centre of each sample [n].
+
+    Stops when no sample changes its cluster. A centre without samples stays where it is. Late iterations move few
+    samples, so only those change the sums.
+    """
+    nearest = np.full(len(x), -1)
     sums, sizes = np.zeros_like(centres), np.zeros(len(centres), np.int64)
     _assign(x, centres, nearest, sums, sizes)
     for _ in range(iterations):
@@ -92,6 +77,7 @@ def _lloyd(x: Array, centres: Array, iterations: int, nearest: Array) -> None:
                 centres[c] = sums[c] / sizes[c]
         if not _assign(x, centres, nearest, sums, sizes):
             break
+    return nearest
 
 
 # Reassociation lets the inner products use vector instructions.

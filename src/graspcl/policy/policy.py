@@ -61,19 +61,14 @@ class Policy:
         """Load or compile what a session needs. The time is not counted as a cost of the session."""
 
     def begin(self, session: Session) -> None:
-        """Called once per session, before the first selection. Read quantities of all stored samples here."""
+        """Prepare a session that has a budget. Read quantities of all stored samples here."""
 
     def select(self, session: Session, n: int) -> Array:
         """Return the next mini-batch: `n` slots."""
-        raise GraspError(
-            f"policy {type(self).__name__} must define select(session, n), or plan(session) if it is a PlannedPolicy"
-        )
+        raise GraspError(f"policy {type(self).__name__} must define select(session, n)")
 
     def observe(self, slots: Array, outputs: Any) -> None:
-        """Receive feedback after the update on `slots` [n]: `outputs.logits` [n, K] and `outputs.losses` [n].
-
-        A policy that relies on it names "feedback" in `needs`.
-        """
+        """Receive feedback after the update on `slots` [n]: `outputs.logits` [n, K] and `outputs.losses` [n]."""
 
     def upcoming(self, n: int) -> Array | None:
         """Return the next `n` slots if they are decided already, so that they can be loaded in the background."""
@@ -109,22 +104,15 @@ class PlannedPolicy(Policy):
     ...         return np.resize(session.births.argsort(), session.budget.samples)
     """
 
-    _plan: Array
-    _next: int
-
     def plan(self, session: Session) -> Array:
         """Return `session.budget.samples` slots in the order of rehearsal. Draw with `session.rng`."""
         raise GraspError(f"policy {type(self).__name__} must define plan(session)")
 
     def begin(self, session: Session) -> None:
-        samples = session.budget.samples
-        self._plan = np.asarray(self.plan(session)) if samples else np.empty(0, np.int64)
-        self._next = 0
-        if self._plan.shape != (samples,):
-            raise GraspError(
-                f"policy {self.display_name!r} must plan {samples:,} slots, the session's budget, "
-                f"got shape {self._plan.shape}"
-            )
+        self._plan, self._next = np.asarray(self.plan(session)), 0
+        if self._plan.shape != (session.budget.samples,):
+            wanted = f"policy {self.display_name!r} must plan {session.budget.samples:,} slots, the session's budget"
+            raise GraspError(f"{wanted}, got shape {self._plan.shape}")
 
     def select(self, session: Session, n: int) -> Array:
         self._next += n
@@ -138,23 +126,18 @@ class IncomingPolicy(Policy):
     """Mini-batches of n - ⌊n/2⌋ incoming samples and ⌊n/2⌋ chosen old ones. A subclass must define `choose`.
 
     Incoming samples are drawn uniformly from what arrived since the last session. Without new or without old samples,
-    the whole batch is uniform. The batch size is fixed, so that no policy spends more than another.
+    the whole batch is uniform.
     """
 
     needs = frozenset({"new"})
     family = "incoming"
 
     def choose(self, session: Session, incoming: Array, old: Array, k: int) -> Array:
-        """Return `k` ≥ 1 slots out of `old`, all slots that are not new, to go with the slots in `incoming`.
-
-        If there are fewer than `k`, repeat them as `graspcl.policy.drawing.best` does.
-        """
+        """Return `k` ≥ 1 slots out of `old`, all that are not new, to go with `incoming`; repeat if there are fewer."""
         raise GraspError(f"policy {type(self).__name__} must define choose(session, incoming, old, k)")
 
     def select(self, session: Session, n: int) -> Array:
-        arrived = session.new
-        new, old = np.flatnonzero(arrived), np.flatnonzero(~arrived)
-        k = n // 2
+        new, old, k = np.flatnonzero(session.new), np.flatnonzero(~session.new), n // 2
         if not (len(new) and len(old) and k):
             return evenly(new if len(new) else old, n, session.rng)
         incoming = evenly(new, n - k, session.rng)

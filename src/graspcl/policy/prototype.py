@@ -30,15 +30,8 @@ def prototype_distances(embeddings: Any, labels: Any) -> Any:
 
     Where the embeddings of a class cancel out (q_k = 0), no direction is prototypical and all its samples get d = 1.
 
-    Args:
-        embeddings: array or tensor [N, D].
-        labels: class of each sample [N].
-
-    Returns:
-        Distances [N] in [0, 2], float64, as an array or a tensor like `embeddings`.
-
-    Raises:
-        GraspError: some embeddings are NaN, infinite or all zero, so that they have no direction.
+    Embeddings [N, D] and labels [N] are arrays or tensors, and so are the distances [N] in [0, 2], float64. Embeddings
+    that are NaN, infinite or all zero have no direction and raise an error.
 
     >>> z = np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 3.0]])
     >>> prototype_distances(z, np.array([0, 0, 0, 1])).round(3).tolist()
@@ -51,12 +44,15 @@ def prototype_distances(embeddings: Any, labels: Any) -> Any:
     # Results go into preallocated arrays: small ones that outlive a chunk would fragment memory.
     parts = [slice(begin, begin + _CHUNK) for begin in range(0, len(z), _CHUNK)]
     lengths, cosines = (torch.empty(len(z), dtype=torch.float64, device=z.device) for _ in range(2))
-    for part in parts:
-        lengths[part] = torch.linalg.vector_norm(z[part].double(), dim=1)
-    _refuse_directionless(lengths)
     q = torch.zeros(len(classes), z.shape[1], dtype=torch.float64, device=z.device)
     for part in parts:
+        lengths[part] = torch.linalg.vector_norm(z[part].double(), dim=1)
         q.index_add_(0, k[part], z[part].double())  # the sum has the direction of the mean
+    zero = (lengths == 0, "are all zero", "; take them before the last activation")
+    for bad, what, hint in ((~lengths.isfinite(), "hold NaN or infinity", ""), zero):
+        if bad.any():
+            rows = bad.nonzero()[:5, 0].tolist()
+            raise GraspError(f"{int(bad.sum())} of {len(z)} embeddings {what} (rows {rows}){hint}")
     # A sum that is only rounding error counts as zero, at any scale of the embeddings.
     rounding = _ROUNDING * lengths.new_zeros(len(classes)).index_add_(0, k, lengths)
     q /= torch.maximum(torch.linalg.vector_norm(q, dim=1), rounding)[:, None]
@@ -73,30 +69,11 @@ def _tensor(values: Any) -> torch.Tensor:
     return torch.as_tensor(values).detach()
 
 
-def _refuse_directionless(norms: torch.Tensor) -> None:
-    for bad, what in ((~norms.isfinite(), "hold NaN or infinity"), (norms == 0, "are all zero")):
-        if bad.any():
-            which = bad.nonzero()[:, 0]
-            more = ", …" if len(which) > 5 else ""
-            hint = "; take them before the last activation" if what == "are all zero" else ""
-            rows = ", ".join(map(str, which[:5].tolist()))
-            raise GraspError(f"{len(which)} of {len(norms)} embeddings {what} (rows {rows}{more}){hint}")
-
-
 class _ByDistance(PlannedPolicy):
-    """Class-balanced draws with replacement, weighted by a function of the distance to the prototype."""
-
     needs = frozenset({"distances"})
     balanced = True
     family = "prototype"
     cost = "one forward pass over the buffer per session"
-
-    def plan(self, session: Session) -> Array:
-        return session.draw(self.weights(session.distances))
-
-    def weights(self, distances: Array) -> Array:
-        """Return the weight of each sample [N] from its distance [N]."""
-        raise GraspError(f"policy {type(self).__name__} must define weights(distances)")
 
 
 @policies.register("mof", "easy_biased")
@@ -108,8 +85,8 @@ class Mof(_ByDistance):
 
     source = "Chaudhry et al. 2019; GRASP's first-draw rule without its update"
 
-    def weights(self, distances: Array) -> Array:
-        return 1 / (distances + self.eps)
+    def plan(self, session: Session) -> Array:
+        return session.draw(1 / (session.distances + self.eps))
 
 
 @policies.register("hard_biased")
@@ -119,5 +96,5 @@ class HardBiased(_ByDistance):
 
     source = "Harun et al. 2024, section 4.3"
 
-    def weights(self, distances: Array) -> Array:
-        return distances
+    def plan(self, session: Session) -> Array:
+        return session.draw(session.distances)

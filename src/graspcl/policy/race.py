@@ -7,15 +7,12 @@ race has exactly the same distribution of draws:
 - The drawn sample gets its new distance and arrives again at t + E' · (d + ε).
 
 Exponential waiting times have no memory, so at each draw all samples race with their current rates. A draw costs
-O(log J) instead of O(J).
+O(log J) instead of O(J). Three facts keep it fast and exact:
 
-Three facts keep it fast and exact:
 - A drawn sample becomes the farthest of its class (d + max d ≥ max d), so the maximum is the last updated distance.
 - First arrivals are sorted once. Only samples that were drawn wait in a heap, and they rarely return within a pass.
 - Distances grow by a factor of about J per pass. Before they overflow, times, distances and ε are scaled down together.
 """
-
-from __future__ import annotations
 
 import numba
 import numpy as np
@@ -90,8 +87,7 @@ def _replace_top(times: Array, who: Array, n: int, time: float, sample: int) -> 
 def race_class(distances: Array, eps: float, first: Array, again: Array, drawn: Array) -> None:
     """Draw `len(drawn)` samples of one class into `drawn`, as indices into `distances` [J].
 
-    `first` [J] and `again` [len(drawn)] are independent Exp(1) numbers: one for the first arrival of each sample, and
-    one for the return of each draw.
+    `first` [J] and `again` [len(drawn)] are Exp(1) numbers, for the first arrivals and for the return of each draw.
     """
     n = len(distances)
     unit = max(distances.max(), eps)
@@ -105,14 +101,9 @@ def race_class(distances: Array, eps: float, first: Array, again: Array, drawn: 
     times, who = np.empty(n), np.empty(n, np.int32)  # a heap of the samples that were drawn before
     waiting = arrived = 0
     for r in range(len(drawn)):
-        if arrived < n and (waiting == 0 or arrival[order[arrived]] <= times[0]):
-            i = order[arrived]
-            now = arrival[i]
-            fresh = True
-        else:
-            i = who[0]
-            now = times[0]
-            fresh = False
+        fresh = arrived < n and (waiting == 0 or arrival[order[arrived]] <= times[0])
+        i = order[arrived] if fresh else who[0]
+        now = arrival[i] if fresh else times[0]
         drawn[r] = i
         d[i] += farthest
         farthest = d[i]
@@ -140,14 +131,11 @@ def race_classes(
 ) -> None:
     """Run `race_class` for consecutive classes: `distances[offsets[c] : offsets[c + 1]]` belongs to class c.
 
-    Class c gives `draws[c]` samples. They are written to `order`, class after class, as indices into `distances`.
+    `draws[c]` samples of class c are written to `order`, class after class, as indices into `distances`.
     """
-    at = 0
+    at, origin = 0, offsets[0]
     for c in range(len(draws)):
-        begin, end = offsets[c], offsets[c + 1]
-        part = order[at : at + draws[c]]
-        race_class(
-            distances[begin:end], eps, first[begin - offsets[0] : end - offsets[0]], again[at : at + draws[c]], part
-        )
-        part += begin
-        at += draws[c]
+        begin, end, after = offsets[c], offsets[c + 1], at + draws[c]
+        race_class(distances[begin:end], eps, first[begin - origin : end - origin], again[at:after], order[at:after])
+        order[at:after] += begin
+        at = after

@@ -1,10 +1,7 @@
 """Rainbow memory: samples of each class in equal steps from certain to uncertain."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import Annotated
 
 import numpy as np
@@ -45,16 +42,15 @@ class Rainbow(PlannedPolicy):
     def plan(self, session: Session) -> Array:
         u, groups, rng = self.uncertainty(session), session.groups, session.rng
         drawn, each = [], draws_per_class(groups.number, session.budget.samples)
-        for (begin, end), m in zip(pairwise(groups.offsets), each, strict=True):
-            members = rng.permutation(groups.members[begin:end])  # equal uncertainties come in random order
+        for own, m in zip(groups.each, each, strict=True):
+            members = rng.permutation(own)  # equal uncertainties come in random order
             drawn.append(strided_picks(members[np.argsort(u[members], kind="stable")], int(m), rng))
         return round_robin(np.concatenate(drawn), groups.number)
 
     def uncertainty(self, session: Session) -> Array:
         """Return u of every stored sample [N], in 0 … 1 - 1/views."""
         generator = torch.Generator().manual_seed(int(session.rng.integers(2**63)))
-        slots = np.arange(len(session))
-        u = []
+        u, slots = [], np.arange(len(session))
         for chunk in np.split(slots, slots[session.chunk :: session.chunk]):
             views = [partial(self.view, number=number, generator=generator) for number in range(self.views)]
             predicted = torch.stack([session.forward(chunk, view).logits.argmax(1) for view in views])
@@ -63,11 +59,8 @@ class Rainbow(PlannedPolicy):
         return np.concatenate(u)
 
     def view(self, x: torch.Tensor, number: int, generator: torch.Generator) -> torch.Tensor:
-        """Return a view of latents [n, D] or [n, C, H, W]. `number` decides flip and shift, the rest is random.
-
-        Images of bytes become floats in 0..255.
-        """
-        if x.dtype == torch.uint8:
+        """Return a view of latents [n, D] or [n, C, H, W]. `number` decides flip and shift, the rest is random."""
+        if x.dtype == torch.uint8:  # bytes of images become floats in 0..255
             return self.view(x.float(), number, generator).clamp(0, 255)
         if not x.is_floating_point():
             return self._other_tokens(x, generator)
@@ -91,11 +84,7 @@ class Rainbow(PlannedPolicy):
 
 
 def strided_picks(ordered: Array, m: int, rng: np.random.Generator) -> Array:
-    """Pick `m` of the `ordered` samples [n]: whole passes first, then every ⌊n / rest⌋-th; each in random order.
-
-    >>> sorted(strided_picks(np.arange(10), 3, np.random.default_rng(0)).tolist())
-    [0, 3, 6]
-    """
+    """Pick `m` of the `ordered` samples [n]: whole passes first, then every ⌊n / rest⌋-th; each in random order."""
     passes, rest = divmod(m, len(ordered))
     stride = len(ordered) // rest if rest else 1
     picks = [rng.permutation(ordered) for _ in range(passes)]

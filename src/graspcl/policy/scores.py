@@ -1,11 +1,8 @@
 """Hard or neglected samples first: policies that keep one score per stored sample and draw by it.
 
-All stored samples are scored when a session starts. After each update the drawn samples are scored again from the
-logits of training; all others keep their scores. A mini-batch is drawn without replacement, independently of the
-mini-batches before it and of classes.
+All stored samples are scored when a session starts, and drawn samples again from the logits of each update. A
+mini-batch is drawn without replacement, independently of the mini-batches before it and of classes.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -18,9 +15,6 @@ from graspcl.errors import GraspError
 from graspcl.policy.drawing import whole_passes
 from graspcl.policy.policy import Policy, policies
 from graspcl.policy.session import Session
-
-Mode = Literal["proportional", "top"]
-Weighting = Literal["rank", "softmax", "reciprocal_shift"]
 
 _CHUNK = 16384
 _EPS = 1e-7  # as published
@@ -35,69 +29,43 @@ class _ByScore(Policy):
     `largest`). `mode="top"` takes the n smallest (largest) current scores, ties in random order.
     """
 
-    mode: Mode = "proportional"
+    mode: Literal["proportional", "top"] = "proportional"
 
     largest: ClassVar[bool] = False  # whether large scores come first
     family = "score"
 
     def warm_up(self) -> None:
-        from graspcl.policy.tree import build, by_weight, draw, update
-
-        leaves = by_weight(np.ones(2))
-        tree = build(leaves)
-        update(tree, draw(tree, np.zeros(1)), leaves[:1])
-
-    def begin(self, session: Session) -> None:
-        if not session.budget.samples:
-            return
-        from graspcl.policy.tree import build  # compiled code is loaded where it is used
-
-        self._scores = self.first_scores(session)
-        self._tree = build(self._leaves(self._scores))
+        tree = _compiled()
+        nodes = tree.build(tree.by_weight(np.ones(2)))
+        tree.update(nodes, tree.draw(nodes, np.zeros(1)), nodes[2:3])
 
     def select(self, session: Session, n: int) -> Array:
-        from graspcl.policy.tree import draw
-
         whole, rest = whole_passes(np.arange(len(self._scores)), n)
-        return np.append(whole, draw(self._tree, session.rng.random(rest)))
-
-    def observe(self, slots: Array, outputs: Any) -> None:
-        from graspcl.policy.tree import build, update
-
-        self.rescore(slots, outputs)
-        if self.weighs_together:
-            self._tree = build(self._leaves(self._scores))
-        else:
-            update(self._tree, slots, self._leaves(self._scores[slots]))
-
-    def first_scores(self, session: Session) -> Array:
-        """Return the score of each stored sample when the session starts, float64 [N]."""
-        raise GraspError(f"policy {type(self).__name__} must define first_scores(session)")
-
-    def rescore(self, slots: Array, outputs: Any) -> None:
-        """Overwrite the scores of the samples in `slots`, given their outputs in training."""
-        raise GraspError(f"policy {type(self).__name__} must define rescore(slots, outputs)")
+        return np.append(whole, _compiled().draw(self._tree, session.rng.random(rest)))
 
     def weights(self, scores: Array) -> Array:
         """Return weights ≥ 0 [n] of samples with these scores [n]."""
-        raise GraspError(f"policy {type(self).__name__} must define weights(scores)")
+        return 1 / scores
 
-    @property
-    def weighs_together(self) -> bool:
-        """Whether a weight depends on all current scores, so that one new score changes all weights."""
-        return False
+    def _set_all(self, scores: Array) -> None:
+        self._scores = scores
+        self._tree = _compiled().build(self._leaves(scores))
 
-    def _leaves(self, scores: Array) -> Array:
-        from graspcl.policy.tree import by_level, by_weight
+    def _update(self, slots: Array) -> None:
+        _compiled().update(self._tree, slots, self._leaves(self._scores[slots]))
 
-        return by_level(self._urgency(scores)) if self.mode == "top" else by_weight(self.weights(scores))
+    def _leaves(self, scores: Array) -> Any:
+        tree = _compiled()
+        return tree.by_level(self._urgency(scores)) if self.mode == "top" else tree.by_weight(self.weights(scores))
 
     def _urgency(self, scores: Array) -> Array:
-        """The scores, with the sign such that the largest come first."""
         return scores if self.largest else -scores
 
 
-# -- scores from the logits ------------------------------------------------------------------------------------------
+def _compiled() -> Any:
+    from graspcl.policy import tree  # compiled code is loaded where it is used
+
+    return tree
 
 
 @dataclass
@@ -114,7 +82,7 @@ class _ByLogits(_ByScore):
       drawn, and a very wrong one no more often than a very right one.
     """
 
-    weighting: Weighting = "rank"
+    weighting: Literal["rank", "softmax", "reciprocal_shift"] = "rank"
     temperature: Positive = 1.0
 
     needs = frozenset({"labels", "logits", "feedback"})
@@ -122,39 +90,42 @@ class _ByLogits(_ByScore):
 
     def score(self, logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Return the scores [n] of samples with these logits [n, K] and correct columns `rows` [n]."""
-        raise GraspError(f"policy {type(self).__name__} must define score(logits, rows)")
+        raise NotImplementedError
 
-    def first_scores(self, session: Session) -> Array:
+    def begin(self, session: Session) -> None:
         self._rows = session.rows.numpy(force=True)
         scores = self._checked_scores(session.logits, np.arange(len(session)))
         self._start = np.sort(self._urgency(scores))
         self._spread = float(scores.std()) or 1.0  # equal scores have equal weights in any unit
-        return scores
+        self._set_all(scores)
 
-    def rescore(self, slots: Array, outputs: Any) -> None:
+    def observe(self, slots: Array, outputs: Any) -> None:
         # Cross-entropy, too, comes from the logits: a learner's own loss may have another scale.
         self._scores[slots] = self._checked_scores(outputs.logits, slots)
+        if self.mode == "proportional" and self.weighting == "reciprocal_shift":  # one new score changes all weights
+            self._set_all(self._scores)
+        else:
+            self._update(slots)
 
     def weights(self, scores: Array) -> Array:
-        if self.weighting == "reciprocal_shift":
-            return reciprocal_shift(scores, self.largest)
-        if self.weighting == "softmax":
-            exponents = (self._urgency(scores) - self._start[-1]) / self._spread / self.temperature
-            weights: Array = np.exp(exponents.clip(-_EXPONENT, _EXPONENT))
-            return weights
-        return rank_weights(self._urgency(scores), self._start)
-
-    @property
-    def weighs_together(self) -> bool:
-        return self.mode == "proportional" and self.weighting == "reciprocal_shift"
+        urgency, start = self._urgency(scores), self._start
+        if self.weighting == "rank":
+            weights = (1 + np.searchsorted(start, urgency) + np.searchsorted(start, urgency, side="right")) / 2
+        elif self.weighting == "softmax":
+            exponents = (urgency - start[-1]) / self._spread / self.temperature
+            weights = np.exp(exponents.clip(-_EXPONENT, _EXPONENT))
+        else:
+            raw = scores if self.largest else 1 / (scores + _EPS)
+            weights = raw + (1 - raw.min())
+        return np.asarray(weights)
 
     def _checked_scores(self, logits: torch.Tensor, slots: Array) -> Array:
         rows = torch.from_numpy(self._rows[slots]).to(logits.device)
-        columns = logits.shape[1]
-        if not 0 <= int(rows.min()) <= int(rows.max()) < columns:
+        low, high = int(rows.min()), int(rows.max())
+        if not 0 <= low <= high < logits.shape[1]:
             raise GraspError(
-                f"policy {self.display_name!r} reads columns {int(rows.min())} … {int(rows.max())} of logits that have "
-                f"{columns}: number classes from 0, or give the session `rows`, which maps labels to columns"
+                f"policy {self.display_name!r} reads columns {low} … {high} of logits that have {logits.shape[1]}: "
+                "number classes from 0, or give the session `rows`, which maps labels to columns"
             )
         parts = zip(torch.split(logits, _CHUNK), torch.split(rows, _CHUNK), strict=True)
         scores = torch.cat([self.score(part.double(), right) for part, right in parts])
@@ -186,19 +157,15 @@ class MaxLoss(_ByLogits):
 @policies.register("min_margin")
 @dataclass
 class MinMargin(_ByLogits):
-    """Small margin first: s = f_y - max_{j≠y} f_j of the logits, below 0 where the network is wrong.
-
-    With a single class all margins are 0.
-    """
+    """Small margin first: s = f_y - max_{j≠y} f_j, below 0 where the network is wrong; 0 with a single class."""
 
     source = "Scheffer et al. 2001"
 
     def score(self, logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        right = rows[:, None]
         if logits.shape[1] == 1:
             return logits.new_zeros(len(logits))
-        rivals = logits.scatter(1, right, -torch.inf)
-        return logits.gather(1, right)[:, 0] - rivals.amax(1)
+        rivals = logits.scatter(1, rows[:, None], -torch.inf)
+        return logits.gather(1, rows[:, None])[:, 0] - rivals.amax(1)
 
 
 @policies.register("min_logit_distance")
@@ -229,33 +196,6 @@ class MinConfidence(_ByLogits):
         return torch.softmax(logits, dim=1).gather(1, rows[:, None])[:, 0]
 
 
-def rank_weights(urgency: Array, start: Array) -> Array:
-    """Return N + 1/2 - r for each of `urgency` [n], r its rank from the top in the sorted `start` [N], ties as half.
-
-    >>> rank_weights(np.array([9.0, 5.0, 4.0, 0.0]), start=np.array([1.0, 2.0, 5.0])).tolist()
-    [3.5, 3.0, 2.5, 0.5]
-    """
-    below = np.searchsorted(start, urgency, side="left")
-    not_above = np.searchsorted(start, urgency, side="right")
-    weights: Array = (1 + below + not_above) / 2
-    return weights
-
-
-def reciprocal_shift(scores: Array, largest: bool = False) -> Array:
-    """Apply the published transform: 1 / (s + 1e-7), or s where the `largest` come first; then + 1 - min.
-
-    >>> w = reciprocal_shift(np.array([-5, -0.001, 0.001, 5]))
-    >>> (w / w.sum()).round(4).tolist()
-    [0.25, 0.0002, 0.4997, 0.2501]
-    """
-    raw = scores if largest else 1 / (scores + _EPS)
-    shifted: Array = raw + (1 - raw.min())
-    return shifted
-
-
-# -- counts ----------------------------------------------------------------------------------------------------------
-
-
 @policies.register("min_rehearsal")
 @dataclass
 class MinRehearsal(_ByScore):
@@ -270,11 +210,9 @@ class MinRehearsal(_ByScore):
     cost = "none"
     source = "Hayes and Kanan 2021"
 
-    def first_scores(self, session: Session) -> Array:
-        return np.ones(len(session))
+    def begin(self, session: Session) -> None:
+        self._set_all(np.ones(len(session)))
 
-    def rescore(self, slots: Array, outputs: Any) -> None:
+    def observe(self, slots: Array, outputs: Any) -> None:
         np.add.at(self._scores, slots, 1)
-
-    def weights(self, scores: Array) -> Array:
-        return 1 / scores
+        self._update(slots)

@@ -1,4 +1,4 @@
-"""One rehearsal session: what it may spend, what a policy sees of it, and the mini-batches that come out."""
+"""One rehearsal session: its budget, what a policy sees of it, its mini-batches, and a training loop of your own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -18,12 +19,14 @@ from graspcl.checks import Array, Count, Natural, checked
 from graspcl.errors import GraspError
 from graspcl.policy.drawing import Groups, group_by_class, weighted_draws
 from graspcl.policy.gradients import Gradients, full_gradients, last_layer_gradients, losses_after_step
-from graspcl.policy.policy import QUANTITIES, Policy
+from graspcl.policy.policy import QUANTITIES, Policy, policies
 from graspcl.policy.prototype import prototype_distances
 
 Network = Callable[[torch.Tensor], Any]
+Transform = Callable[[torch.Tensor], torch.Tensor]
+Value = TypeVar("Value")
 
-_AT_START = {"embeddings", "distances", "logits", "losses"}  # measured once, before the first update
+_FROM_EMBEDDINGS, _FROM_LOGITS = {"embeddings", "distances"}, {"logits", "losses"}
 
 
 @checked
@@ -45,11 +48,7 @@ class Budget:
 
     @classmethod
     def passes(cls, passes: float, stored: int, batch_size: int) -> Budget:
-        """Return the budget of about `passes` times the `stored` samples, in whole mini-batches.
-
-        >>> Budget.passes(1.0, stored=1000, batch_size=64)
-        Budget(updates=16, batch_size=64)
-        """
+        """Return the budget of about `passes` times the `stored` samples, in whole mini-batches."""
         return cls(max(1, round(passes * stored / batch_size)) if passes and stored else 0, batch_size)
 
 
@@ -67,17 +66,33 @@ class Costs:
 
 
 class SampleOutputs(NamedTuple):
-    """Network outputs of n samples.
+    """Network outputs of n samples."""
 
-    `embedding` [n, D], `features` [n, D'] (the head's input), `logits` [n, K], `losses` [n], and `rows` [n], the
-    correct columns of the logits. An embedding that the network does not give has D = 0.
-    """
+    embedding: torch.Tensor  # [n, D]; D = 0 if the network gives none
+    features: torch.Tensor  # [n, D'], the head's input
+    logits: torch.Tensor  # [n, K]
+    losses: torch.Tensor  # [n]
+    rows: torch.Tensor  # [n], correct columns of the logits
 
-    embedding: torch.Tensor
-    features: torch.Tensor
-    logits: torch.Tensor
-    losses: torch.Tensor
-    rows: torch.Tensor
+
+def _read_only(values: Array) -> Array:
+    view = values.view()
+    view.flags.writeable = False
+    return view
+
+
+class _Quantity(Generic[Value]):
+    """A read-only attribute of a session, for policies that declare `needs`."""
+
+    def __init__(self, needs: str, read: Callable[[Session], Value]) -> None:
+        self.needs, self.read = needs, read
+
+    def __get__(self, session: Session, owner: type) -> Value:
+        session._allow(self.needs)
+        return self.read(session)
+
+    def __set__(self, session: Session, value: Any) -> None:
+        raise AttributeError("a session is read-only")
 
 
 class Session:
@@ -88,12 +103,9 @@ class Session:
 
     Args:
         buffer: the stored samples. Sample i lies in slot i.
-        budget: number and size of the mini-batches.
         rng: the only source of chance for a policy.
         network: maps inputs [n, …] to an object with `.embedding` [n, D] and `.logits` [n, K], or to embeddings.
         rows: maps labels [n] to columns of the logits; the identity by default.
-        device: where inputs are decoded and the network runs.
-        chunk: number of samples in one forward pass.
         needs: the quantities that can be read; all by default. `batches` sets the policy's own.
         lr: learning rate of the next update, for policies that look one step ahead.
         groups_by: column of the buffer, such as the task, used instead of the class for balance and prototypes.
@@ -111,7 +123,7 @@ class Session:
         budget: Budget,
         rng: np.random.Generator,
         network: Network | None = None,
-        rows: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        rows: Transform | None = None,
         device: torch.device | str = "cpu",
         *,
         chunk: int = 512,
@@ -121,87 +133,40 @@ class Session:
     ) -> None:
         self.budget, self.rng, self.device, self.chunk, self.lr = budget, rng, device, chunk, lr
         self.costs = Costs()
-        self._buffer, self._network, self._rows, self._groups_by = buffer, network, rows, groups_by
-        self._needs, self._balanced = needs, True
+        self._buffer, self._groups_by = buffer, groups_by
+        self._network: Network = network if network is not None else lambda inputs: None
+        self._rows_of: Transform = rows or (lambda labels: labels)
+        self._policy, self._needs, self._balanced = "this policy", needs, True
         self._started = False  # True once training has begun: whole-buffer values would mix two networks
 
     def __len__(self) -> int:
-        """Return the number of stored samples."""
         return len(self._buffer)
 
-    # -- stored samples --------------------------------------------------------------------------------------------
+    # -- of all stored samples ---------------------------------------------------------------------------------------
 
-    @property
-    def labels(self) -> Array:
-        """Class of each stored sample [N]."""
-        return self._stored("labels")
-
-    @property
-    def ids(self) -> Array:
-        """The user's number of each stored sample [N]."""
-        return self._stored("ids")
-
-    @property
-    def births(self) -> Array:
-        """When each stored sample arrived, counted in samples offered [N]. It identifies a sample across sessions."""
-        return self._stored("births")
-
-    @property
-    def new(self) -> Array:
-        """Whether each sample arrived since the last session [N], bool."""
-        return self._stored("new")
-
-    @property
-    def groups(self) -> Groups:
-        """Slots grouped by class, or by the column `groups_by`."""
-        self._allow("labels")
-        return self._groups
-
-    @property
-    def rows(self) -> torch.Tensor:
-        """Column of the logits that belongs to each stored sample [N]."""
-        self._allow("labels")
-        return self._rows_of(_tensor(self._buffer.labels, self.device))
-
-    # -- of all stored samples, when the session starts --------------------------------------------------------------
-
-    @property
-    def embeddings(self) -> torch.Tensor:
-        """Penultimate embedding of each stored sample [N, D], in half precision to save memory."""
-        self._allow("embeddings")
-        return self._outputs["embeddings"]
-
-    @property
-    def distances(self) -> Array:
-        """Cosine distance of each stored sample to its class prototype [N], see `prototype_distances`."""
-        self._allow("distances")
-        return self._distances
-
-    @property
-    def logits(self) -> torch.Tensor:
-        """Logits of each stored sample [N, K]."""
-        self._allow("logits")
-        return self._outputs["logits"]
-
-    @property
-    def losses(self) -> torch.Tensor:
-        """Cross-entropy of each stored sample [N]."""
-        self._allow("losses")
-        rows = self._rows_of(_tensor(self._buffer.labels, self.device))
-        return cross_entropy(self._outputs["logits"], rows, reduction="none")
+    labels = _Quantity("labels", lambda s: _read_only(s._buffer.labels))  # class [N]
+    ids = _Quantity("ids", lambda s: _read_only(s._buffer.ids))  # the user's number [N]
+    births = _Quantity("births", lambda s: _read_only(s._buffer.births))  # arrival number, unique to a sample [N]
+    new = _Quantity("new", lambda s: _read_only(s._buffer.new))  # whether it arrived since the last session [N], bool
+    groups = _Quantity("labels", lambda s: s._groups)  # slots grouped by class, or by the column `groups_by`
+    rows = _Quantity("labels", lambda s: s._label_rows())  # column of the logits [N]
+    # When the session starts:
+    embeddings = _Quantity("embeddings", lambda s: s._outputs["embeddings"])  # penultimate layer [N, D], float16
+    distances = _Quantity("distances", lambda s: s._distances)  # cosine distance to the class prototype [N]
+    logits = _Quantity("logits", lambda s: s._outputs["logits"])  # [N, K]
+    losses = _Quantity("losses", lambda s: cross_entropy(s._outputs["logits"], s._label_rows(), reduction="none"))
 
     # -- of chosen samples, under the current network ----------------------------------------------------------------
 
-    def forward(self, slots: Array, transform: Callable[[torch.Tensor], torch.Tensor] | None = None) -> SampleOutputs:
+    def forward(self, slots: Array, transform: Transform | None = None) -> SampleOutputs:
         """Return the outputs of the samples in `slots` [n], or of what `transform` makes of their inputs."""
         self._allow("forward")
         return self._forward(slots, transform)
 
     def gradients(self, slots: Array, full: bool = False) -> Gradients:
-        """Return the loss gradient of each sample in `slots` [n].
+        """Return the loss gradient of each sample in `slots` [n]: of the last layer, or with `full` of all parameters.
 
-        By default that of the last layer, in closed form; with `full` that of all trainable parameters. A head that
-        transforms its input before the product with its rows defines `inputs(features)`, which returns the result.
+        A head that transforms its input before the product with its rows defines `inputs(features)`, the result.
         """
         self._allow("gradients")
         if full:
@@ -226,13 +191,10 @@ class Session:
         self.costs.selection_backward += len(incoming)
         return losses
 
-    # -- drawing -----------------------------------------------------------------------------------------------------
-
     def draw(self, weights: Array) -> Array:
         """Draw the whole budget with replacement and probability proportional to `weights` [N] ≥ 0.
 
-        For a balanced policy, draws go round-robin over the classes and weights count within a class. For any other
-        policy, weights count over all samples.
+        For a balanced policy, draws go round-robin over the classes and weights count within a class.
         """
         if np.shape(weights) != (len(self),):
             raise GraspError(f"draw takes one weight per stored sample, {len(self)}, got shape {np.shape(weights)}")
@@ -243,23 +205,19 @@ class Session:
 
     def _serve(self, policy: Policy, started: bool) -> None:
         """Offer exactly what `policy` declares."""
+        self._policy = f"policy {policy.display_name!r}"
         if unknown := sorted(policy.needs - QUANTITIES.keys()):
-            raise GraspError(
-                f"policy {policy.display_name!r} needs {unknown[0]!r}; a session offers {', '.join(QUANTITIES)}"
-            )
+            raise GraspError(f"{self._policy} needs {unknown[0]!r}; a session offers {', '.join(QUANTITIES)}")
         self._needs, self._balanced, self._started = policy.needs, policy.balanced, started
 
     def _allow(self, quantity: str) -> None:
         if quantity not in self._needs:
+            known = sorted(self._needs)
             raise GraspError(
-                f"the policy reads session.{quantity} but does not name {quantity!r} in `needs` = {sorted(self._needs)}"
+                f"{self._policy} reads session.{quantity} but does not name {quantity!r} in `needs`, {known}"
             )
-        if self._started and quantity in _AT_START:
+        if self._started and quantity in _FROM_EMBEDDINGS | _FROM_LOGITS:
             raise GraspError(f"session.{quantity} is measured when a session starts: read it in begin(), keep a copy")
-
-    def _stored(self, quantity: str) -> Array:
-        self._allow(quantity)
-        return _read_only(getattr(self._buffer, quantity))
 
     @cached_property
     def _groups(self) -> Groups:
@@ -270,113 +228,84 @@ class Session:
     @cached_property
     def _distances(self) -> Array:
         group = self._buffer.labels if self._groups_by is None else self._buffer[self._groups_by]
-        found = prototype_distances(self._outputs["embeddings"], _tensor(group, self.device))
+        found = prototype_distances(self._outputs["embeddings"], torch.from_numpy(group))
         return _read_only(found.numpy(force=True))
 
     @cached_property
     def _outputs(self) -> dict[str, torch.Tensor]:
-        if self._network is None:
-            raise GraspError("this policy reads embeddings or logits: give the session a network")
+        """What the policy needs of the network's outputs for all samples."""
         found: dict[str, torch.Tensor] = {}
         with evaluating(self._network), torch.no_grad():
             for begin in range(0, len(self), self.chunk):
                 end = min(begin + self.chunk, len(self))
                 outputs = self._network(self._buffer.fetch(torch.arange(begin, end), self.device)[0])
-                for name, part in self._parts(outputs).items():
+                parts = {}
+                if _FROM_EMBEDDINGS & self._needs:  # in half precision to save memory, clamped to its range
+                    parts["embeddings"] = self._part(outputs, "embedding").clamp(-65504, 65504).half()
+                if _FROM_LOGITS & self._needs:
+                    parts["logits"] = self._part(outputs, "logits")
+                for name, part in parts.items():
                     if name not in found:
                         found[name] = part.new_empty((len(self), *part.shape[1:]))
                     found[name][begin:end] = part
         self.costs.selection_forward += len(self)
         return found
 
-    def _parts(self, outputs: Any) -> dict[str, torch.Tensor]:
-        """What the policy needs of a network's outputs."""
-        parts = {}
-        if {"embeddings", "distances"} & self._needs:
-            embedding = self._embedding(outputs)
-            parts["embeddings"] = embedding.clamp(-65504, 65504).half()  # the range of half precision
-        if {"logits", "losses"} & self._needs:
-            parts["logits"] = self._logits(outputs)
-        return parts
-
-    def _embedding(self, outputs: Any) -> torch.Tensor:
-        embedding: torch.Tensor = outputs if isinstance(outputs, torch.Tensor) else outputs.embedding
-        if {"embeddings", "distances"} & self._needs and embedding.ndim == 2 and not embedding.shape[1]:
-            raise GraspError("this policy reads embeddings: give embed=, a function from inputs to embeddings")
-        return embedding
-
-    def _logits(self, outputs: Any) -> torch.Tensor:
-        if isinstance(outputs, torch.Tensor):
-            raise GraspError("this policy reads logits: give model=, or a network that returns .embedding and .logits")
-        logits: torch.Tensor = outputs.logits
-        return logits
-
-    def _forward(self, slots: Array, transform: Callable[[torch.Tensor], torch.Tensor] | None = None) -> SampleOutputs:
+    def _forward(self, slots: Array, transform: Transform | None = None) -> SampleOutputs:
         parts = []
         with evaluating(self._network), torch.no_grad():
             for chunk in torch.split(torch.as_tensor(slots), self.chunk):
                 inputs, rows = self._fetch(chunk)
-                outputs = self._module(transform(inputs) if transform else inputs)
-                logits, embedding = self._logits(outputs), self._embedding(outputs)
+                outputs = self._network(transform(inputs) if transform else inputs)
+                logits, embedding = self._part(outputs, "logits"), self._part(outputs, "embedding")
                 parts.append((embedding, getattr(outputs, "features", embedding), logits, rows))
         self.costs.selection_forward += len(slots)
         embedding, features, logits, rows = (torch.cat(part) for part in zip(*parts, strict=True))
         return SampleOutputs(embedding, features, logits, cross_entropy(logits, rows, reduction="none"), rows)
 
+    def _part(self, outputs: Any, what: str) -> torch.Tensor:
+        """Return `embedding` or `logits` of a network's outputs. Outputs that are a plain tensor are the embedding."""
+        found = getattr(outputs, what, outputs if what == "embedding" else None)
+        needed = what == "logits" or _FROM_EMBEDDINGS & self._needs
+        if found is None or (needed and found.ndim == 2 and not found.shape[1]):
+            raise self._missing(what)
+        return found  # type: ignore[no-any-return]
+
+    def _missing(self, what: str) -> GraspError:
+        argument = "logits: give model=" if what == "logits" else "embeddings: give embed="
+        hint = "or give the session a network, a module that returns .embedding and .logits"
+        return GraspError(f"{self._policy} reads {argument}, a function of inputs; {hint}")
+
     def _fetch(self, slots: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs of `slots` and the columns of the logits that are right."""
         inputs, labels = self._buffer.fetch(slots, self.device)
         return inputs, self._rows_of(labels)
 
-    def _rows_of(self, labels: torch.Tensor) -> torch.Tensor:
-        return labels if self._rows is None else self._rows(labels)
+    def _label_rows(self) -> torch.Tensor:
+        return self._rows_of(torch.from_numpy(self._buffer.labels).to(self.device, torch.int64))
 
     @property
     def _module(self) -> torch.nn.Module:
         if not isinstance(self._network, torch.nn.Module):
-            raise GraspError("this policy reads logits or gradients: the session's network must be a torch module")
+            raise self._missing("logits")
         return self._network
-
-
-def _read_only(values: Array) -> Array:
-    view = values.view()
-    view.flags.writeable = False
-    return view
-
-
-def _tensor(numbers: Array, device: torch.device | str) -> torch.Tensor:
-    return torch.from_numpy(numbers).to(device, torch.int64)
 
 
 @contextlib.contextmanager
 def evaluating(network: Any) -> Iterator[None]:
-    """Put a module, or the module that owns a method, into eval mode; restore the mode of every submodule afterwards.
-
-    Any other callable is left alone.
-    """
+    """Put a module, or the module that owns a method, into eval mode; restore the mode of every submodule."""
     owner = getattr(network, "__self__", network)
-    modules = list(owner.modules()) if isinstance(owner, torch.nn.Module) else []
-    modes = [module.training for module in modules]
+    modes = {part: part.training for part in owner.modules()} if isinstance(owner, torch.nn.Module) else {}
     try:
-        for module in modules:
+        for module in modes:
             module.training = False
         yield
     finally:
-        for module, mode in zip(modules, modes, strict=True):
+        for module, mode in modes.items():
             module.training = mode
 
 
-# -- mini-batches ----------------------------------------------------------------------------------------------------
-
-
 def batches(policy: Policy, session: Session, begun: int | None = None) -> Iterator[Array]:
-    """Yield the mini-batches of a session as slots [batch_size]. The policy's time is booked as selection.
-
-    Args:
-        policy: chooses the slots.
-        session: what the policy sees.
-        begun: number of mini-batches already taken, to resume an interrupted session with a restored policy.
-    """
+    """Yield the mini-batches of a session as slots [batch_size]; to resume it, give the number taken as `begun`."""
     if begun is None:
         begin(policy, session)
     session._serve(policy, started=True)
@@ -384,21 +313,24 @@ def batches(policy: Policy, session: Session, begun: int | None = None) -> Itera
     for _ in range(begun or 0, session.budget.updates):
         with selecting(session):
             slots = np.asarray(policy.select(session, n))
-        _check_slots(policy, slots, n, len(session))
+        wanted = f"policy {policy.display_name!r} must return {n} slots in 0 … {len(session) - 1}"
+        if slots.dtype.kind not in "iu" or slots.shape != (n,):
+            raise GraspError(f"{wanted}, got {slots.dtype} of shape {slots.shape}")
+        if slots.min() < 0 or slots.max() >= len(session):
+            raise GraspError(f"{wanted}, got {slots.min()} … {slots.max()}")
         yield slots.astype(np.int64)
 
 
 def begin(policy: Policy, session: Session) -> None:
-    """Prepare a policy for the first mini-batch of a session."""
     session._serve(policy, started=False)
     check_stored(session)
     policy.warm_up()
-    with selecting(session):
-        policy.begin(session)
+    if session.budget.samples:
+        with selecting(session):
+            policy.begin(session)
 
 
 def check_stored(session: Session) -> None:
-    """Raise an error if the buffer is empty and the budget is not."""
     if not len(session) and session.budget.samples:
         raise GraspError("the buffer is empty: there is nothing to rehearse")
 
@@ -413,9 +345,104 @@ def selecting(session: Session) -> Iterator[None]:
         session.costs.selection_seconds += time.perf_counter() - begin
 
 
-def _check_slots(policy: Policy, slots: Array, n: int, stored: int) -> None:
-    wanted = f"policy {policy.display_name!r} must return {n} slots in 0 … {stored - 1}"
-    if slots.dtype.kind not in "iu" or slots.shape != (n,):
-        raise GraspError(f"{wanted}, got {slots.dtype} of shape {slots.shape}")
-    if slots.min() < 0 or slots.max() >= stored:
-        raise GraspError(f"{wanted}, got {slots.min()} … {slots.max()}")
+# -- in a training loop of your own -----------------------------------------------------------------------------------
+
+
+class MiniBatch:
+    """Inputs `x` [n, …] and labels `y` [n] to train on; `x, y = batch` works too. `slots` [n] tell where they lie."""
+
+    def __init__(self, x: torch.Tensor, y: torch.Tensor, slots: Array, policy: Policy) -> None:
+        self.x, self.y, self.slots = x, y, slots
+        self._policy, self._reported = policy, False
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter((self.x, self.y))
+
+    def report(self, logits: torch.Tensor) -> None:
+        """Tell the policy what the model says of this mini-batch: `logits` [n, K], where column k is class k."""
+        if logits.ndim != 2 or len(logits) != len(self.y):
+            raise GraspError(f"report takes logits of shape ({len(self.y)}, classes), got {tuple(logits.shape)}")
+        logits, unknown = logits.detach(), logits.new_empty(len(logits), 0)
+        losses = cross_entropy(logits, self.y, reduction="none")
+        self._policy.observe(self.slots, SampleOutputs(unknown, unknown, logits, losses, self.y))
+        self._reported = True
+
+
+def rehearse(
+    buffer: Buffer,
+    policy: Policy | str,
+    budget: Budget,
+    *,
+    model: Network | None = None,
+    embed: Network | None = None,
+    lr: float = 0.1,
+    rng: np.random.Generator | int | None = None,
+    device: torch.device | str = "cpu",
+) -> Iterator[MiniBatch]:
+    """Yield the mini-batches of one rehearsal session, for a training loop of your own.
+
+    After the last mini-batch all stored samples count as old (`buffer.settle()`).
+
+    Args:
+        model: maps inputs to logits, where column k belongs to class k. Needed by policies that read logits.
+        embed: maps inputs to embeddings, up to the penultimate layer. Needed by policies that read embeddings.
+        lr: the learning rate of your optimizer, for policies that look one step ahead (`mir`).
+        rng: a generator or a seed for the draws; by default the buffer's generator seeds them.
+        device: where inputs are decoded.
+
+    `model` and `embed` are modules, methods of one, or functions. Modules are evaluated in eval mode. Either may also
+    return an object with `.embedding` and `.logits`. An error names what a policy needs and was not given.
+
+    >>> buffer = Buffer(capacity=100)
+    >>> _ = buffer.insert(torch.eye(4), labels=[0, 0, 1, 1])
+    >>> for x, y in rehearse(buffer, "grasp", Budget(updates=2, batch_size=2), embed=torch.nn.Identity()):
+    ...     print(y.tolist())
+    [0, 1]
+    [0, 1]
+    """
+    chosen = policies.create(policy) if isinstance(policy, str) else policy
+    draws = np.random.default_rng(buffer.draw_seed() if rng is None else rng)
+    network = embed if model is None else _Joined(model, embed)
+    if "new" in chosen.needs and budget.samples and len(set(buffer.new.tolist())) == 1:
+        raise GraspError(
+            f"policy {chosen.display_name!r} needs new and old samples, but all {len(buffer)} stored samples are "
+            f"{'new' if buffer.new[0] else 'old'}. buffer.settle() makes all stored samples old; rehearse() calls it "
+            "after its last mini-batch. Samples inserted afterwards are new"
+        )
+    return _reporting(chosen, Session(buffer, budget, draws, network, device=device, lr=lr), buffer)
+
+
+def _reporting(policy: Policy, session: Session, buffer: Buffer) -> Iterator[MiniBatch]:
+    for slots in batches(policy, session):
+        batch = MiniBatch(*buffer.fetch(slots, session.device), slots, policy)
+        yield batch
+        if "feedback" in policy.needs and not batch._reported:
+            raise GraspError(f"policy {policy.display_name!r} needs feedback: call batch.report(logits) every time")
+    buffer.settle()
+
+
+class _Joined(torch.nn.Module):
+    """A model and an embedding function as one network with `.embedding` and `.logits`."""
+
+    def __init__(self, model: Network, embed: Network | None) -> None:
+        super().__init__()
+        owner = getattr(model, "__self__", model)
+        self.owner = owner if isinstance(owner, torch.nn.Module) else None
+        # A tuple hides them from the module: `embed` may share layers, and functional_call must find each one once.
+        self.functions: tuple[Any, Any] = model, embed
+
+    @property
+    def head(self) -> Any:
+        return getattr(self.owner, "head", None)
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        model, embed = self.functions
+        outputs = model(inputs)
+        if embed is None and not isinstance(outputs, torch.Tensor):
+            return outputs
+        logits: torch.Tensor = getattr(outputs, "logits", outputs)
+        if embed is None:
+            return SimpleNamespace(embedding=logits.new_empty(len(logits), 0), logits=logits)
+        with evaluating(embed):
+            embedded = embed(inputs)
+        return SimpleNamespace(embedding=getattr(embedded, "embedding", embedded), logits=logits)

@@ -11,8 +11,6 @@ inner node holds the highest level below it and the sum of the weights at that l
 the two children, never corrected by a difference, so they stay as accurate as when the tree was built.
 """
 
-from __future__ import annotations
-
 import numba
 import numpy as np
 
@@ -21,11 +19,7 @@ from graspcl.errors import GraspError
 
 
 def by_weight(weights: Array) -> Array:
-    """Return leaves [n, 2] drawn with probability ~ `weights` [n] ≥ 0; weights of 0 come last, uniformly.
-
-    >>> by_weight(np.array([0.5, 0.0, 3.0])).tolist()
-    [[1.0, 0.5], [0.0, 1.0], [1.0, 3.0]]
-    """
+    """Return leaves [n, 2] drawn with probability ~ `weights` [n] ≥ 0; weights of 0 come last, uniformly."""
     some = weights > 0
     return np.column_stack([some, np.where(some, weights, 1.0)])
 
@@ -74,28 +68,6 @@ def update(tree: Array, slots: Array, leaves: Array) -> None:
         _set(tree, n + slots[i], leaves[i, 0], leaves[i, 1])
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
-def _find(tree: Array, chance: float) -> int:
-    """Find the node of the leaf that a uniform number in [0, 1) falls on.
-
-    Rounding may carry the target past the sum of a subtree, but not past the subtree: the walk only enters nodes of the
-    root's level, and below each of them is a leaf of that level with a positive weight.
-    """
-    node, target = 1, chance * tree[1, 1]
-    while 2 * node < len(tree):
-        left = 2 * node
-        if tree[left, 0] > tree[left + 1, 0]:
-            node = left
-        elif tree[left, 0] < tree[left + 1, 0]:
-            node = left + 1
-        elif target < tree[left, 1]:
-            node = left
-        else:
-            target -= tree[left, 1]
-            node = left + 1
-    return node
-
-
 @numba.njit(cache=True, nogil=True)
 def draw(tree: Array, chances: Array) -> Array:
     """Draw the slots [n] of n ≤ N different leaves, one after the other, from uniform `chances` [n] in [0, 1).
@@ -108,7 +80,20 @@ def draw(tree: Array, chances: Array) -> Array:
     nodes = np.empty(len(chances), np.int64)
     held = np.empty((len(chances), 2))
     for i in range(len(chances)):
-        node = _find(tree, chances[i])
+        # Rounding may carry the target past the sum of a subtree, but not past the subtree: the walk only enters nodes
+        # of the root's level, and below each of them is a leaf of that level with a positive weight.
+        node, target = 1, chances[i] * tree[1, 1]
+        while 2 * node < len(tree):
+            left = 2 * node
+            if tree[left, 0] > tree[left + 1, 0]:
+                node = left
+            elif tree[left, 0] < tree[left + 1, 0]:
+                node = left + 1
+            elif target < tree[left, 1]:
+                node = left
+            else:
+                target -= tree[left, 1]
+                node = left + 1
         nodes[i] = node
         held[i] = tree[node]
         _set(tree, node, -np.inf, 0.0)

@@ -1,7 +1,5 @@
 """Uniform rehearsal, over all samples or class by class."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,8 +30,7 @@ class Uniform(PlannedPolicy):
 class UniformBalanced(PlannedPolicy):
     """One sample of each class per round, uniform within the class.
 
-    With replacement (as published), one pass shows only about 63 % of a class. Without, a class is shown completely
-    before any of its samples comes again.
+    With replacement (as published), one pass shows only about 63 % of a class. Without, it shows all of it.
     """
 
     replace: bool = True

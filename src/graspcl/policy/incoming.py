@@ -1,9 +1,6 @@
-"""ASER: old samples that support the old classes and contradict the incoming ones, by their Shapley values."""
-
-from __future__ import annotations
+"""Old samples chosen for the incoming ones: those they would harm most (MIR), or by Shapley values (ASER)."""
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -13,6 +10,29 @@ from graspcl.checks import Array, Count
 from graspcl.policy.drawing import best, candidates
 from graspcl.policy.policy import IncomingPolicy, policies
 from graspcl.policy.session import Session
+
+
+@policies.register("mir")
+@dataclass
+class Mir(IncomingPolicy):
+    """Largest l(x; θ - η ∇l(incoming; θ)) - l(x; θ) first: loss after a virtual step on the incoming half, minus now.
+
+    Candidates are uniform old samples: `candidates_per_pick` for each that is chosen, or `candidates` in all. The step
+    is a plain gradient step without momentum, at the rate η of the next update.
+    """
+
+    candidates_per_pick: Count = 5
+    candidates: Count | None = None
+
+    needs = frozenset({"new", "forward", "virtual_step"})
+    cost = "per mini-batch, a forward and backward pass over its incoming half, two forward over 5 candidates per pick"
+    source = "Aljundi et al. 2019"
+
+    def choose(self, session: Session, incoming: Array, old: Array, k: int) -> Array:
+        number = k * self.candidates_per_pick if self.candidates is None else max(k, self.candidates)
+        slots = candidates(old, number, session.rng)
+        interference = session.losses_after_step(incoming, slots) - session.forward(slots).losses
+        return best(slots, interference, k)
 
 
 @policies.register("aser")
@@ -30,17 +50,13 @@ class Aser(IncomingPolicy):
     score: Literal["asvm", "asv", "neg_sv"] = "asvm"
 
     needs = frozenset({"labels", "new", "embeddings", "forward"})
-    cost = (
-        "per mini-batch, a forward pass over its incoming half and 2 · `n_smp_cls` (2 · 2) old samples of each class, "
-        "or as many candidates as are to be chosen"
-    )
+    cost = "a forward pass over the incoming half and 2 · `n_smp_cls` (2 · 2) old samples of each class per mini-batch"
     source = "Shim et al. 2021"
 
     def choose(self, session: Session, incoming: Array, old: Array, k: int) -> Array:
         slots, others = self.sets(session, old, k)
-        parts = slots, others, incoming
-        outputs = session.forward(np.concatenate(parts))
-        sizes = [len(part) for part in parts]
+        outputs = session.forward(np.concatenate([slots, others, incoming]))
+        sizes = [len(slots), len(others), len(incoming)]
         z, z_old, z_new = outputs.embedding.split(sizes)
         y, y_old, y_new = outputs.rows.split(sizes)
         cooperative = knn_shapley(z, y, z_old, y_old, self.k)
@@ -57,8 +73,7 @@ class Aser(IncomingPolicy):
         """Return candidates (at least `k`, if there are) and other old samples, if there are, to evaluate them on."""
         is_old = np.zeros(len(session), bool)
         is_old[old] = True
-        members, offsets = session.groups
-        classes = [run[is_old[run]] for run in (members[begin:end] for begin, end in pairwise(offsets))]
+        classes = [run[is_old[run]] for run in session.groups.each]
         number, sizes = self.n_smp_cls, np.array([len(run) for run in classes])
         while np.minimum(sizes, number).sum() < min(k, len(old)):
             number += 1
@@ -73,10 +88,6 @@ def knn_shapley(z: torch.Tensor, y: torch.Tensor, at: torch.Tensor, labels: torc
     The value of a set S is v(S) = (1/k) Σ 1[y = label] over the min(k, |S|) members of S nearest to the point. With a_1
     the nearest and a_n the farthest, s(a_i) = s(a_{i+1}) + (1[y_{a_i} = y] - 1[y_{a_{i+1}} = y]) min(k, i) / (k i),
     starting from 0 beyond a_n.
-
-    >>> z, y = torch.tensor([[0.0], [1.0], [2.0]]), torch.tensor([7, 3, 7])
-    >>> knn_shapley(z, y, torch.tensor([[0.0]]), torch.tensor([7]), k=1)
-    tensor([[ 0.8333, -0.1667,  0.3333]], dtype=torch.float64)
     """
     order = torch.cdist(at, z).argsort(dim=1, stable=True)
     right = (y[order] == labels[:, None]).double()
