@@ -57,4 +57,6 @@ def test_no_process_outlives_the_command(tmp_path, number, to_all, code):
             for pid in group(running.pid):
                 os.kill(pid, signal.SIGKILL)
             running.wait(timeout=60)
-    assert "Traceback" not in (tmp_path / "log").read_text()
+    said = (tmp_path / "log").read_text()
+    assert "Traceback" not in said
+    assert ("run the same command again to resume" in said) == (number != signal.SIGKILL)

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from graspcl.errors import GraspError
 
@@ -21,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             stream.reconfigure(errors="replace")
     from graspcl.cli.app import app
 
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that workers are ended too
+    signal.signal(signal.SIGTERM, _stop)
     try:
         app(sys.argv[1:] if arguments is None else arguments)
     except GraspError as error:
@@ -31,5 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (nothing is flushed into the closed pipe at exit)
         raise SystemExit(141) from None
     except KeyboardInterrupt:
-        print("graspcl: stopped; finished runs are kept, run the same command again to resume", file=sys.stderr)
-        raise SystemExit(130) from None
+        _stop(signal.SIGINT)
+
+
+def _stop(number: int, frame: object = None) -> NoReturn:
+    """Leave by an exception, so that workers are ended too."""
+    print("graspcl: stopped; run the same command again to resume from the last checkpoint", file=sys.stderr)
+    raise SystemExit(128 + number) from None

@@ -55,6 +55,7 @@ app = App(
     name="graspcl",
     help="Continual learning by rehearsal: GRASP and the policies it is compared with.",
     version=graspcl.__version__,
+    suppress_keyboard_interrupt=False,  # `main` tells how to resume
 )
 app["--help"].show = False  # whoever reads the list of commands knows it, and the list fits one screen
 for _key, (_title, _commands) in enumerate(_COMMANDS.items()):
