@@ -6,7 +6,7 @@ Everything that terminal, page and files show is computed here, once.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePath
@@ -100,11 +100,16 @@ class Group:
     @property
     def class_accuracy(self) -> dict[str, float]:
         """Final accuracy of each class, mean over seeds."""
-        found: dict[str, list[float]] = {}
-        for run in self.runs:
-            for name, value in run.class_accuracy.items():
-                found.setdefault(name, []).append(value)
-        return {name: float(np.mean(values)) for name, values in found.items()}
+        return mean_by_name(run.class_accuracy for run in self.runs)
+
+
+def mean_by_name(found: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each name over the seeds that have it."""
+    values: dict[str, list[float]] = {}
+    for one in found:
+        for name, value in one.items():
+            values.setdefault(name, []).append(value)
+    return {name: float(np.mean(own)) for name, own in values.items()}
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from graspcl.checks import Array
-from graspcl.report.figures.style import COLOURS, Figure, Trace, View, axis, rounded
+from graspcl.report.figures.style import COLOURS, Figure, Trace, View, rounded
 from graspcl.report.measures import shorten
 from graspcl.report.render.html import render_page
 from graspcl.state import write_whole
@@ -111,9 +111,9 @@ def _layout(points: Array) -> dict[str, Any]:
     """Return axes with equal units that stay the same over all steps."""
     low, high = points.min(0), points.max(0)
     margin = 0.06 * max(float((high - low).max()), 1e-6)
+    ends = np.stack([low - margin, high + margin], 1)
     x, y = (
-        axis(f"{which} component", range=rounded([low[place] - margin, high[place] + margin], 4), showticklabels=False,
-             zeroline=False)
-        for place, which in enumerate(("first", "second"))
-    )  # fmt: skip
+        {"title": {"text": f"{which} component"}, "range": rounded(own, 4), "showticklabels": False, "zeroline": False}
+        for which, own in zip(("first", "second"), ends, strict=True)
+    )
     return {"xaxis": x, "yaxis": {**y, "scaleanchor": "x"}, "meta": {"height": 340}}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from graspcl.checks import Array
 from graspcl.report.measures import LABEL, Mean, plural, shorten
-from graspcl.report.model import Condition, Experiment, Group, Method
+from graspcl.report.model import Experiment, Group, Method
 
 Trace = dict[str, Any]
 
@@ -47,11 +47,6 @@ class Figure:
     layout: dict[str, Any] = field(default_factory=dict)  # the same for all views
     missing: str = ""
     choice: str = "condition"  # what views differ in: the condition chosen for the page, or a choice of their own
-
-
-def axis(title: str, **others: Any) -> dict[str, Any]:
-    """Return an axis with a title."""
-    return {"title": {"text": title}, **others}
 
 
 def plain_text(value: object, most: int = LABEL) -> str:
@@ -150,15 +145,19 @@ def over_seeds(curves: Iterable[Sequence[float] | Array]) -> tuple[Array, Array]
     ([3.0, 3.0, 7.0], [4.97, nan, nan])
     """
     rows = [np.asarray(curve, np.float64) for curve in curves]
-    table = np.full((len(rows), max((len(row) for row in rows), default=0)), np.nan)
-    for own, row in zip(table, rows, strict=True):
-        own[: len(row)] = row
+    longest = max(map(len, rows), default=0)
+    table = np.array([padded(row, longest) for row in rows]).reshape(len(rows), longest)
     there = ~np.isnan(table)
     count = there.sum(0)
     mean = np.where(there, table, 0).sum(0) / np.where(count, count, np.nan)
     square = np.where(there, (table - mean) ** 2, 0).sum(0)
     std = np.sqrt(square / np.where(count > 1, count - 1, np.nan))
     return mean, std * np.array([_half_per_std(int(n)) for n in count])
+
+
+def padded(curve: Array, length: int) -> Array:
+    """Fill a curve with NaN up to a length."""
+    return np.pad(curve, (0, length - len(curve)), constant_values=np.nan)
 
 
 @cache
@@ -188,7 +187,13 @@ def why_missing(experiment: Experiment, file: str, otherwise: str) -> str:
     return f"{plural(count, 'run')} {verb} files that cannot be read; see Runs." if count else otherwise
 
 
-def by_condition(experiment: Experiment, draw: Callable[[Condition, list[Group]], View | None]) -> list[View]:
-    """Return one view per budget and buffer that has data."""
-    views = [draw(condition, experiment.at(condition)) for condition in experiment.ranked_conditions]
-    return [view for view in views if view is not None and view.data]
+def by_condition(draw: Callable[..., View | None]) -> Callable[..., list[View]]:
+    """Draw one view per budget and buffer that has data; decorates what draws the groups of one."""
+
+    @wraps(draw)
+    def views(experiment: Experiment, **options: Any) -> list[View]:
+        places = [(experiment.condition_label(found), experiment.at(found)) for found in experiment.ranked_conditions]
+        drawn = [draw(experiment, label, groups, **options) for label, groups in places]
+        return [view for view in drawn if view is not None and view.data]
+
+    return views
