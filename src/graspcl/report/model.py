@@ -16,7 +16,7 @@ import numpy as np
 from graspcl.errors import GraspError, nearest
 from graspcl.metric import mcnemar, paired_interval, saved_updates
 from graspcl.report.measures import Mean, distinct_labels
-from graspcl.report.read import Run, differing, dig, flatten, number, read_runs
+from graspcl.report.read import Run, differing, dig, flatten, read_runs
 
 BASELINE = "uniform_balanced"
 # Settings that do not make another method: axes of a report, and what changes nothing that is learned.
@@ -46,11 +46,7 @@ class Condition:
 
     @property
     def updates(self) -> str:
-        """The budget in words.
-
-        >>> Condition("0.5x", "all").updates, Condition("5 updates", "all").updates
-        ('0.5x updates', '5 updates')
-        """
+        """The budget in words, such as "0.5x updates" or "5 updates"."""
         return f"{self.budget} updates" if self.budget.endswith("x") else self.budget
 
 
@@ -159,17 +155,14 @@ class Experiment:
     @cached_property
     def conditions(self) -> list[Condition]:
         """Sorted by updates, then by bytes."""
-        found: dict[Condition, list[Group]] = {}
-        for group in self.groups:
-            found.setdefault(group.condition, []).append(group)
 
         def size(condition: Condition) -> tuple[float, bool, float]:
-            groups = found[condition]
-            updates, memory = ([g.mean(key) for g in groups] for key in ("updates", "buffer_bytes"))
-            unbounded = not groups[0].bounded
-            return float(np.nan_to_num(np.mean(updates))), unbounded, float(np.nan_to_num(np.mean(memory)))
+            groups = [group for group in self.groups if group.condition == condition]
+            means = np.mean([[group.mean("updates"), group.mean("buffer_bytes")] for group in groups], axis=0)
+            updates, memory = np.nan_to_num(means).tolist()
+            return updates, not groups[0].bounded, memory
 
-        return sorted(found, key=size)
+        return sorted(dict.fromkeys(group.condition for group in self.groups), key=size)
 
     @cached_property
     def ranked_conditions(self) -> list[Condition]:
@@ -225,8 +218,7 @@ class Experiment:
         if other is None or not (group.finished and other.finished):
             return None
         own, theirs = ({run.seed: run for run in one.runs} for one in (group, other))
-        pairs = [(own[seed], theirs[seed]) for seed in sorted(own.keys() & theirs.keys())]
-        if not pairs:
+        if not (pairs := [(own[seed], theirs[seed]) for seed in sorted(own.keys() & theirs.keys())]):
             return None
         found = paired_interval([a.value("alpha") for a, _ in pairs], [b.value("alpha") for _, b in pairs])
         # Seeds share test samples, so samples pooled over seeds would not be independent: the test is by seed.
@@ -286,10 +278,7 @@ class Report:
 def gather(paths: Iterable[Path], baseline: str | None = None, paper: str | None = None) -> Report:
     """Read all runs in and below folders.
 
-    Args:
-        paths: Run folders, or folders with runs below them.
-        baseline: Policy to compare with; one that is given must be among the runs. Default: uniform_balanced.
-        paper: Table of the paper to show next to the runs, "table-2" to "table-11".
+    A given `baseline` must be the policy of a run. `paper` is "table-2" to "table-11".
     """
     runs = read_runs(paths)
     policies = {run.policy for run in runs if run.config}
@@ -340,11 +329,10 @@ def _group_by(runs: Iterable[Run], key: Callable[[Run], str]) -> dict[str, list[
 
 def make_experiment(runs: Sequence[Run], baseline: str = BASELINE, where: str = "") -> Experiment:
     """Make one experiment of runs, which are taken to have learned from the same data."""
-    budget = _budget_names(runs)
     places: dict[tuple[Method, Condition], dict[int, Run]] = {}
     repeats = 0
-    for run, method in zip(runs, _methods(runs), strict=True):
-        seeds = places.setdefault((method, Condition(budget(run), run.buffer)), {})
+    for run, method, budget in zip(runs, _methods(runs), _budgets(runs), strict=True):
+        seeds = places.setdefault((method, Condition(budget, run.buffer)), {})
         repeats += run.seed in seeds and seeds[run.seed].finished == run.finished
         if run.seed not in seeds or (run.finished and not seeds[run.seed].finished):
             seeds[run.seed] = run
@@ -365,41 +353,31 @@ def _methods(runs: Sequence[Run]) -> list[Method]:
         if name not in _NOT_OF_A_METHOD and not name.startswith(_GROUPS_NOT_OF_A_METHOD)
     ]  # fmt: skip
     several = len({run.learner for run in runs}) > 1
-    found: list[tuple[Method, list[str]]] = []
-    for run, own in zip(runs, settings, strict=True):
-        values = [own.get(name, "none") for name in others]
-        named = [f"{name}={value}" for name, value in zip(others, values, strict=True)]
-        found.append((Method(run.learner, run.policy, ", ".join(named)), values))
-    labels: dict[Method, str] = {}
+
+    def text(names: Sequence[str], own: Mapping[str, str]) -> str:
+        return ", ".join(f"{name}={own.get(key, 'none')}" for name, key in zip(names, others, strict=True))
+
+    found = [Method(run.learner, run.policy, text(others, own)) for run, own in zip(runs, settings, strict=True)]
     for names in (others, _without_groups(others)):
-        for method, values in found:
-            settings_text = ", ".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
+        labels = {}
+        for method, own in zip(found, settings, strict=True):
             policy = f"{method.learner} + {method.policy}" if several else method.policy
-            labels[method] = " · ".join(filter(None, (policy, settings_text)))
-        distinct = distinct_labels(list(labels.values()))
-        if distinct == list(labels.values()):
+            labels[method] = " · ".join(filter(None, (policy, text(names, own))))
+        distinct = dict(zip(labels, distinct_labels(list(labels.values())), strict=True))
+        if distinct == labels:
             break
-    labels = dict(zip(labels, distinct, strict=True))
-    return [replace(method, label=labels[method]) for method, _ in found]
+    return [replace(method, label=distinct[method]) for method in found]
 
 
 def _without_groups(names: Sequence[str]) -> list[str]:
-    """Return names of settings without their groups, where these are not needed.
-
-    >>> _without_groups(["optimiser.name", "optimiser.lr", "base.lr"])
-    ['optimiser', 'optimiser.lr', 'base.lr']
-    """
+    """Return names of settings without their groups, where these are not needed: "optimiser.name" as "optimiser"."""
     whole = [name.removesuffix(".name") for name in names]
     last = [name.rpartition(".")[2] for name in whole]
     return [own if last.count(own) == 1 else name for name, own in zip(whole, last, strict=True)]
 
 
-def _budget_names(runs: Sequence[Run]) -> Callable[[Run], str]:
-    """Return how to name budgets: "0.5x" if only the factor differs, "5 updates" if these were set."""
-
-    def times(run: Run) -> float:
-        found = number(dig(run.config, "budget", "times"))
-        return 1.0 if np.isnan(found) else found
+def _budgets(runs: Sequence[Run]) -> list[str]:
+    """Return the budget of each run: "0.5x" if only the factor differs, "5 updates" if these were set."""
 
     def base(run: Run) -> str:
         updates, passes = (dig(run.config, "budget", name) for name in ("updates", "passes"))
@@ -407,12 +385,10 @@ def _budget_names(runs: Sequence[Run]) -> Callable[[Run], str]:
             return f"{1.0 if passes is None else passes} passes"
         return f"{updates:,} updates" if isinstance(updates, int) else f"{updates} updates"
 
-    same_base = len({base(run) for run in runs}) < 2
-    no_factor = all(times(run) == 1.0 for run in runs)
-
-    def name(run: Run) -> str:
-        if base(run).endswith(" updates") and times(run) == 1.0 and (no_factor or not same_base):
-            return base(run)
-        return f"{times(run):g}x{'' if same_base else f' of {base(run)}'}"
-
-    return name
+    found = [(run.budget_factor, base(run)) for run in runs]
+    same_base = len({own for _, own in found}) < 2
+    plain = not same_base or all(times == 1.0 for times, _ in found)
+    return [
+        own if plain and times == 1.0 and own.endswith(" updates") else f"{times:g}x{'' if same_base else f' of {own}'}"
+        for times, own in found
+    ]

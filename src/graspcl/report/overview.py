@@ -15,7 +15,7 @@ from graspcl.checks import Array
 from graspcl.report.figures.style import COLOURS, Figure, Trace, View, rounded
 from graspcl.report.measures import shorten
 from graspcl.report.render.html import render_page
-from graspcl.state import write_whole
+from graspcl.report.render.text import write_text
 
 MOST_POINTS = 1500  # drawn of a large class; numbers count all
 _STEPS = 20
@@ -23,9 +23,8 @@ _PAUSE = 500  # milliseconds
 
 
 def write_overview(path: Path, *arguments: Any, **options: Any) -> None:
-    """Write the page of `render_overview`, completely or not at all."""
-    content = render_overview(*arguments, **options).encode("utf-8", "replace")
-    write_whole(path, lambda file: file.write(content))
+    """Write the page of `render_overview`."""
+    write_text(path, render_overview(*arguments, **options))
 
 
 def render_overview(

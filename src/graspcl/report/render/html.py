@@ -14,7 +14,6 @@ from collections import Counter
 from dataclasses import asdict
 from functools import cache
 from importlib import resources
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -27,23 +26,15 @@ from graspcl.report.figures import Figure, sections
 from graspcl.report.measures import LABEL, p_text, plural, shorten
 from graspcl.report.model import Experiment, Report
 from graspcl.report.paper import paper_table
-from graspcl.report.tables import Cell, Column, Table
+from graspcl.report.render.text import write_text
+from graspcl.report.tables import Cell, Column
 
 _MOST_OPENED = 6  # experiments whose data are opened to show samples
 
 
 def write_page(report: Report, path: Path, open_samples: samples.OpenSamples | None = None) -> None:
-    """Write the page of a report, completely or not at all.
-
-    Args:
-        report: What to show.
-        path: The file.
-        open_samples: Opens the data of a run, to show what GRASP rehearsed first and last.
-    """
-    from graspcl.state import write_whole  # imports torch, which a page that is served does not need
-
-    content = render_report(report, open_samples).encode("utf-8", "replace")  # names may hold invalid characters
-    write_whole(path, lambda file: file.write(content))
+    """Write the page of a report; `open_samples` opens the data of a run, to show what GRASP rehearsed."""
+    write_text(path, render_report(report, open_samples))
 
 
 def render_report(
@@ -121,7 +112,7 @@ def _environment() -> Environment:
     )  # fmt: skip
     environment.globals |= {
         "asset": lambda name: Markup(_asset(name)), "cell_parts": _cell_parts, "pixels": samples.PIXELS,
-        "plural": plural, "samples_title": samples.TITLE, "spans": _spans, "tables": tables, "tiles": _tiles,
+        "plural": plural, "samples_title": samples.TITLE, "tables": tables, "tiles": _tiles,
     }  # fmt: skip
     environment.filters["shorten"] = shorten
     return environment
@@ -167,7 +158,7 @@ def _tiles(experiment: Experiment) -> list[tuple[str, str, str]]:
 def _cell_parts(cell: Cell, column: Column) -> dict[str, Any]:
     """Return the text of a cell, what follows it in small print, its class, and what it is sorted by."""
     if column.numeric:
-        value = "" if isinstance(cell.value, str) or math.isnan(cell.value) else f"{cell.value:.10g}"
+        value = "" if isinstance(cell.value, str) else cell.number
         text, *small = re.split(r" (?=[±(])", cell.text, maxsplit=1)
         return {"text": text, "small": "".join(small), "css": "number", "value": value}
     # A long name may break after _ and /, and before its parameters.
@@ -175,12 +166,6 @@ def _cell_parts(cell: Cell, column: Column) -> dict[str, Any]:
     state = f"state-{cell.text}" if cell.text in ("finished", "damaged", "empty") else ""
     key = f"{cell.value:g}" if isinstance(cell.value, float) else None
     return {"text": text, "small": "", "css": "long" if len(cell.text) > 40 else state, "value": key}
-
-
-def _spans(table: Table) -> list[tuple[str, int]]:
-    """Return the headings above several columns, with how many; empty if there are none."""
-    groups = [column.group for column in table.columns]
-    return [(group, len(list(columns))) for group, columns in groupby(groups)] if any(groups) else []
 
 
 def _content_security_policy(scripts: tuple[str, ...], live: bool) -> str:
