@@ -95,11 +95,7 @@ MEASURES = [
 
 
 def measures(table: TableName) -> list[Measure]:
-    """Return the measures that a table shows, in the order of its columns.
-
-    >>> [measure.symbol for measure in measures("paper")]
-    ['μ_N', 'μ_O', 'μ_A', 'α']
-    """
+    """Return the measures that a table shows, in the order of its columns."""
     return [measure for measure in MEASURES if table in measure.tables]
 
 
@@ -116,11 +112,7 @@ class Mean:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Mean:
-        """Return the mean of values, one per seed.
-
-        >>> Mean.of([60.0, 62.0, 64.0]).text(2)
-        '62.00 ± 4.97'
-        """
+        """Return the mean of values, one per seed."""
         if not len(values):
             return cls()
         found = interval(values)
@@ -140,29 +132,17 @@ class Mean:
 
 
 def p_text(p: float) -> str:
-    """Return a p-value as text.
-
-    >>> p_text(0.0421), p_text(0.00001), p_text(math.nan)
-    ('0.042', '< 0.001', '–')
-    """
+    """Return a p-value as text, such as "0.042" or "< 0.001"."""
     return NONE if math.isnan(p) else f"{p:.3f}" if p >= 0.001 else "< 0.001"
 
 
 def significant(value: float, digits: int) -> int:
-    """Return how many digits after the point to show: more than `digits` if a small value would lose its first two.
-
-    >>> significant(12.3, 2), significant(0.00123, 2)
-    (2, 4)
-    """
+    """Return how many digits after the point to show: more than `digits` if a small value would lose its first two."""
     return digits if not value or math.isnan(value) else max(digits, 1 - math.floor(math.log10(abs(value))))
 
 
 def plural(count: int, noun: str) -> str:
-    """Return a number of things.
-
-    >>> plural(1, "run"), plural(2, "run")
-    ('1 run', '2 runs')
-    """
+    """Return a number of things, such as "1 run" or "2 runs"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 

@@ -13,7 +13,6 @@ import numpy as np
 
 from graspcl.checks import Array
 from graspcl.report.figures.style import COLOURS, Figure, Trace, View, rounded
-from graspcl.report.measures import shorten
 from graspcl.report.render.html import render_page
 from graspcl.report.render.text import write_text
 
@@ -44,15 +43,9 @@ def render_overview(
         f"e0-p{number}": _figure(number, policy, order, points, prototype, distances)
         for number, (policy, order) in enumerate(draws.items())
     }
-    about = (
-        f"{len(points):,} stored samples of one class as the network sees them, in the two directions in which they "
-        f"differ most ({100 * share:.0f} % of their variance). GRASP prefers samples near the class mean and rarely "
-        "draws a sample again, so distant ones follow. Uniform rehearsal draws all with the same probability."
-    )
-    steps = [view.label for view in figures["e0-p0"].views]
     return render_page(
-        "overview.html", f"{name} – overview of GRASP – graspcl", figures, heading=shorten(name, 120), about=about,
-        pause=_PAUSE, steps=steps, cards=figures,
+        "overview.html", f"{name} – overview of GRASP – graspcl", figures, name=name, stored=len(points), share=share,
+        pause=_PAUSE, steps=[view.label for view in figures["e0-p0"].views], cards=figures,
     )  # fmt: skip
 
 
@@ -86,11 +79,7 @@ def _figure(number: int, policy: str, order: Array, points: Array, prototype: Ar
 
 
 def _note(drawn: Array, total: int, distances: Array) -> str:
-    """Return what was drawn so far, in numbers.
-
-    >>> _note(np.array([0, 0]), 4, np.array([0.1, 0.3]))
-    '2 of 4 draws: 50 % of the samples seen, mean distance of the draws 0.100 (of all samples 0.200).'
-    """
+    """Return what was drawn so far, in numbers."""
     if not len(drawn):
         return f"0 of {total:,} draws. The mean distance of all samples is {distances.mean():.3f}."
     seen = 100 * len(np.unique(drawn)) / len(distances)

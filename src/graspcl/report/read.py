@@ -103,9 +103,7 @@ class Run:
     @property
     def planned_sessions(self) -> int | None:
         """How many sessions it has when finished, None if unknown."""
-        sessions = number(
-            dig(self.config, "stream", "sessions") if self.stream_sessions is None else self.stream_sessions
-        )
+        sessions = number(self.stream_sessions, number(dig(self.config, "stream", "sessions")))
         return None if math.isnan(sessions) else int(sessions)
 
     @property

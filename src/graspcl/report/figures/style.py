@@ -50,29 +50,17 @@ class Figure:
 
 
 def plain_text(value: object, most: int = LABEL) -> str:
-    """Return text for plotly, which would interpret HTML.
-
-    >>> plain_text("<b>bold</b>")
-    '&lt;b&gt;bold&lt;/b&gt;'
-    """
+    """Return text for plotly, which would interpret HTML."""
     return html.escape(shorten(value, most), quote=False)
 
 
 def bar_height(labels: Iterable[str]) -> dict[str, Any]:
-    """Return the height in pixels that bars with these labels need, as part of a layout.
-
-    >>> bar_height(["one line", "two<br>lines"])
-    {'meta': {'height': 68}}
-    """
+    """Return the height in pixels that bars with these labels need, as part of a layout."""
     return {"meta": {"height": sum(max(34, 17 * (1 + label.count("<br>"))) for label in labels)}}
 
 
 def rounded(values: ArrayLike, digits: int = 2) -> list[Any]:
-    """Return numbers for JSON: rounded, and None for those that are not finite.
-
-    >>> rounded([1.239, float("nan")])
-    [1.24, None]
-    """
+    """Return numbers for JSON: rounded, and None for those that are not finite."""
     return [round(float(value), digits) if np.isfinite(value) else None for value in np.asarray(values, np.float64)]
 
 
@@ -170,11 +158,7 @@ def _half_per_std(n: int) -> float:
 
 
 def thinned(curve: ArrayLike, most: int) -> tuple[list[int], Array]:
-    """Return at most `most` evenly spaced points of a curve, with their places; the last point is among them.
-
-    >>> thinned([5, 6, 7, 8, 9], most=3)
-    ([0, 2, 4], array([5, 7, 9]))
-    """
+    """Return at most `most` evenly spaced points of a curve, with their places; the last point is among them."""
     values = np.asarray(curve)
     places = np.unique(np.linspace(0, len(values) - 1, min(most, len(values))).round().astype(int))
     return places.tolist(), values[places]
