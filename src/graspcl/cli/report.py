@@ -62,10 +62,9 @@ def report(
     except OSError as error:
         raise GraspError(f"the report cannot be written to {output}: {error.strerror}") from error
     written = str(output) if format == "html" else f"{len(files)} files to {output}"
-    notes = [f"wrote {written}: {plural(len(found.runs), 'run')}"]
-    notes += [f"{unused} of them damaged or empty"] if unused else []
-    notes += [f"{found.with_problems} with problems (see the list of runs)"] if found.with_problems else []
-    print(", ".join(notes))
+    damaged = f", {unused} of them damaged or empty" if unused else ""
+    problems = f", {found.with_problems} with problems (see the list of runs)" if found.with_problems else ""
+    print(f"wrote {written}: {plural(len(found.runs), 'run')}{damaged}{problems}")
 
 
 def watch(run: Path = Path("runs"), /, *, port: Port = 0, refresh: Refresh = 3.0) -> None:

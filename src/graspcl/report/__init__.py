@@ -39,8 +39,7 @@ def runs_table(runs: Sequence[Run], folder: Path) -> Table:
 def sweep_table(title: str, paths: Iterable[Path], baseline: str = BASELINE, width: int = 120) -> Table:
     """Return a row per method, budget and buffer, for a terminal of `width` columns.
 
-    Each row has the means over seeds of the measures for "sweep", and the difference in α from the baseline. The
-    caption describes what methods save if budgets differ.
+    Rows have means over seeds and the difference in α from the baseline. The caption describes what methods save.
     """
     return _compare("sweep", title, _finished(paths), baseline, width)
 

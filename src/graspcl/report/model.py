@@ -205,12 +205,11 @@ class Experiment:
 
     def difference(self, group: Group) -> Difference | None:
         """Compare a group with the baseline under the same condition; None without a common seed."""
-        return self._differences.get((group.method, group.condition))
+        return self._differences[group.method, group.condition]
 
     @cached_property
-    def _differences(self) -> dict[tuple[Method, Condition], Difference]:
-        found = {(group.method, group.condition): self._compare(group) for group in self.groups}
-        return {place: difference for place, difference in found.items() if difference is not None}
+    def _differences(self) -> dict[tuple[Method, Condition], Difference | None]:
+        return {(group.method, group.condition): self._compare(group) for group in self.groups}
 
     def _compare(self, group: Group) -> Difference | None:
         rival = self.rival(group.method)

@@ -24,11 +24,7 @@ _SAME_SIZE = 0.1  # a buffer within a tenth of the published size counts as equa
 
 @cache
 def published() -> dict[str, dict[str, Any]]:
-    """Return the paper's tables 2 to 11 by name, each with its title, preset, columns and rows.
-
-    >>> published()["table-3"]["rows"][-1]["values"]
-    [77.75, 73.96, 77.88, 73.71, 0.13]
-    """
+    """Return the paper's tables 2 to 11 by name, each with its title, preset, columns and rows."""
     return tomllib.loads((resources.files("graspcl.report") / "paper.toml").read_text(encoding="utf-8"))
 
 

@@ -340,11 +340,7 @@ def _plans(folder: Path) -> dict[str, Any]:
 
 
 def _relative(distances: Array, labels: Array) -> Array:
-    """Divide distances [stored] by the mean of their class; NaN where it is unknown or zero.
-
-    >>> _relative(np.array([0.25, 0.75, np.nan, 0.0]), np.array([0, 0, 1, 2])).tolist()
-    [0.5, 1.5, nan, nan]
-    """
+    """Divide distances [stored] by the mean of their class; NaN where it is unknown or zero."""
     if distances.shape != labels.shape:
         raise ValueError(f"{distances.shape} distances of {labels.shape} samples")
     means = np.bincount(labels, weights=distances) / np.maximum(np.bincount(labels), 1)

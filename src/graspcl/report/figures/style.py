@@ -127,10 +127,6 @@ def over_seeds(curves: Iterable[Sequence[float] | Array]) -> tuple[Array, Array]
     """Return the mean of curves, and half of its 95 % t-interval, point by point over those that have a number there.
 
     Both are NaN where there is no number; the interval requires three.
-
-    >>> mean, half = over_seeds([[1.0, 2.0, 7.0], [3.0, 4.0], [5.0]])
-    >>> mean.tolist(), half.round(2).tolist()
-    ([3.0, 3.0, 7.0], [4.97, nan, nan])
     """
     rows = [np.asarray(curve, np.float64) for curve in curves]
     longest = max(map(len, rows), default=0)

@@ -82,11 +82,7 @@ def experiment_folders(report: Report, folder: Path) -> list[Path]:
 
 
 def slug(text: str) -> str:
-    """Return a text as a file name for any system.
-
-    >>> slug("grasp, seed 0 (0.5x updates)")
-    'grasp-seed-0-0.5x-updates'
-    """
+    """Return a text as a file name for any system."""
     return re.sub(r"[^A-Za-z0-9.=_-]+", "-", text).strip("-.")[:80] or "unnamed"
 
 
@@ -134,14 +130,7 @@ _TEX = {
 
 
 def as_latex(table: Table) -> str:
-    r"""Return a table in the form of the paper's: groups of columns separated, the best in bold, intervals small.
-
-    >>> from graspcl.report.tables import Mean, mean_cell, text_cell
-    >>> columns = [Column("Method", numeric=False), Column("μ_N")]
-    >>> table = Table("t", "T", columns, [[text_cell("a_b"), mean_cell(Mean(68.13, 0.13), bold=True)]])
-    >>> print(as_latex(table).splitlines()[7].strip())
-    a\_b & $\mathbf{68.13}$ \tiny $\pm 0.13$ \\
-    """
+    """Return a table in the form of the paper's: groups of columns separated, the best in bold, intervals small."""
     groups = groupby(table.columns, lambda column: column.group)
     form = "|".join("".join("c" if column.numeric else "l" for column in own) for _, own in groups)
     headings = " & ".join(_tex_heading(column.heading) for column in table.columns)
