@@ -60,14 +60,12 @@ class Group:
 
     @property
     def label(self) -> str:
-        """The label of its method."""
         return self.method.label
 
     policy = label  # earlier name
 
     @property
     def finished(self) -> bool:
-        """Whether its runs are finished."""
         return self.runs[0].finished
 
     @property
@@ -247,7 +245,6 @@ class Experiment:
         return found
 
     def saving_text(self, method: Method, saving: Saving) -> str:
-        """Return a saving as a sentence."""
         if np.isnan(saving.share):
             return f"{method.label} does not reach the best α of {self.baseline}"
         return f"{method.label} reaches the best α of {self.baseline} with {saving}"

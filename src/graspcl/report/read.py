@@ -74,12 +74,10 @@ class Run:
 
     @property
     def policy(self) -> str:
-        """The policy with its parameters."""
         return _part_label(self.config.get("policy"))
 
     @property
     def learner(self) -> str:
-        """The learner with its parameters."""
         return _part_label(self.config.get("learner"))
 
     @property

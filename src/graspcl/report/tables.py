@@ -75,27 +75,22 @@ def make_table(name: str, title: str, fields: Sequence[Field], items: Iterable[A
 
 
 def mean_cell(mean: Mean, digits: int = 2, bold: bool = False, sign: str = "", note: str = "") -> Cell:
-    """Return a cell with a mean over seeds."""
     return Cell(mean.text(digits, sign) + note, mean.mean, mean.half, mean.std, bold)
 
 
 def number_cell(value: float, digits: int = 2) -> Cell:
-    """Return a cell with a number."""
     return mean_cell(Mean(value), digits)
 
 
 def text_cell(value: object) -> Cell:
-    """Return a cell with text."""
     return Cell(str(value), str(value))
 
 
 def text_field(heading: str, text: Callable[[Any], object]) -> Field:
-    """Return a column of texts."""
     return Column(heading, numeric=False), lambda item: text_cell(text(item))
 
 
 def number_field(heading: str, value: Callable[[Any], float], digits: int = 2, meaning: str = "") -> Field:
-    """Return a column of numbers."""
     return Column(heading, meaning), lambda item: number_cell(value(item), digits)
 
 

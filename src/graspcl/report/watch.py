@@ -170,9 +170,8 @@ def progress(run: Run, heartbeat: dict[str, Any] | None = None, stopped: bool = 
         "Time spent": duration(sum(spent)),
         "Time left (estimate)": NONE if ended or math.isnan(left) else duration(left),
     }
-    state = "Running; this page follows it."
-    if ended:
-        state = "Finished." if run.finished else "Stopped; run the same command again to resume."
+    stopped_text = "Stopped; run the same command again to resume." if ended else "Running; this page follows it."
+    state = "Finished." if run.finished else stopped_text
     bar = {"done": done, "total": planned or max(1, done), "unit": "sessions"}
     if (total := number(heartbeat.get("total"))) > 0:  # updates of all sessions are more precise
         bar = {"done": f"{number(heartbeat.get('done')):.0f}", "total": f"{total:.0f}", "unit": "updates"}

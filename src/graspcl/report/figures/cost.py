@@ -41,14 +41,10 @@ def _savings(experiment: Experiment, buffer: str) -> tuple[dict[str, Any], str]:
     own, theirs = (experiment.curve(m, buffer) for m in (best, experiment.rival(best)) if m is not None)
     goal = max(theirs.values())
     end, start = (updates_to_reach([*curve], [*curve.values()], goal) for curve in (own, theirs))
-    arrow = {
-        "x": end, "y": goal, "ax": start, "ay": goal, "axref": "x", "ayref": "y", "text": "", "showarrow": True,
-        "arrowhead": 2, "arrowwidth": 1.5,
-    }  # fmt: skip
-    words = {
-        "x": (start + end) / 2, "y": goal, "yshift": 24, "showarrow": False, "text": f"same accuracy with<br>{saving}"
-    }  # fmt: skip
-    return {"annotations": [arrow, words]}, note
+    arrow = {"x": end, "y": goal, "ax": start, "ay": goal, "axref": "x", "ayref": "y", "text": "", "showarrow": True}
+    head = {"arrowhead": 2, "arrowwidth": 1.5}
+    words = {"x": (start + end) / 2, "y": goal, "yshift": 24, "text": f"same accuracy with<br>{saving}"}
+    return {"annotations": [{**arrow, **head}, {**words, "showarrow": False}]}, note
 
 
 def by_memory(experiment: Experiment) -> list[View] | str:

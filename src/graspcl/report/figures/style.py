@@ -85,7 +85,6 @@ def bar_style(experiment: Experiment, method: Method) -> Trace:
 
 
 def error_bars(halves: ArrayLike) -> Trace:
-    """Return plotly's error bars."""
     return {"type": "data", "array": rounded(halves), "thickness": 1}
 
 
@@ -140,7 +139,6 @@ def over_seeds(curves: Iterable[Sequence[float] | Array]) -> tuple[Array, Array]
 
 
 def padded(curve: Array, length: int) -> Array:
-    """Fill a curve with NaN up to a length."""
     return np.pad(curve, (0, length - len(curve)), constant_values=np.nan)
 
 
