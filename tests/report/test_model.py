@@ -1,6 +1,7 @@
 """Which runs are averaged, which are compared, and how they are labelled."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -11,8 +12,9 @@ from making import by_name, column, make_run, only, write_json
 from graspcl.experiment.run_samples import open_samples
 from graspcl.metric import interval
 from graspcl.report import gather
+from graspcl.report.figures import style
 from graspcl.report.figures.style import over_seeds
-from graspcl.report.measures import LABEL, distinct_labels, shorten, tick_label
+from graspcl.report.measures import LABEL, Mean, distinct_labels, p_text, plural, shorten, significant, tick_label
 from graspcl.report.model import _GROUPS_NOT_OF_A_METHOD, _NOT_OF_A_METHOD
 from graspcl.report.paper import paper_table
 from graspcl.report.read import flatten
@@ -259,3 +261,23 @@ def test_what_cannot_be_read_is_not_said_to_be_missing(tmp_path):
     assert '1 run: 1 finished · <a href="#runs">1 with problems</a>' in body
     matrix = by_name(only(report))["matrix"].views[0].data[0]["z"]
     assert matrix[-1] == [round(value, 1) for value in report.runs[0].summary["matrix"][-1]]
+
+
+# -- how values are written --------------------------------------------------------------------------------------------
+
+
+def test_values_are_written_for_people():
+    assert (p_text(0.0421), p_text(0.00001), p_text(math.nan)) == ("0.042", "< 0.001", "–")
+    assert (significant(12.3, 2), significant(0.00123, 2)) == (2, 4)
+    assert (plural(1, "run"), plural(2, "run")) == ("1 run", "2 runs")
+    assert shorten("a" * 300, 9) == "aaaaaa…aa"
+    assert tick_label("uniform_balanced(replace=False)") == "uniform_balanced<br>(replace=False)"
+    assert Mean.of([60.0, 62.0, 64.0]).text(2) == "62.00 ± 4.97"
+    assert style.plain_text("<b>bold</b>") == "&lt;b&gt;bold&lt;/b&gt;"
+
+
+def test_values_are_prepared_for_plotly():
+    assert style.rounded([1.239, math.nan]) == [1.24, None]
+    assert style.bar_height(["one line", "two<br>lines"]) == {"meta": {"height": 68}}
+    places, values = style.thinned([5, 6, 7, 8, 9], most=3)
+    assert (places, values.tolist()) == ([0, 2, 4], [5, 7, 9])

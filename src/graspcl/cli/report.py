@@ -41,6 +41,8 @@ def report(
     from graspcl.experiment.run_samples import open_samples
     from graspcl.report import gather, write_page
     from graspcl.report.measures import plural
+    from graspcl.report.render.images import write_figures
+    from graspcl.report.render.text import write_tables
 
     if format == "html" and output is not None and output.is_dir():
         raise GraspError(f"--output must be a file, but {output} is a folder; try {output / 'report.html'}")
@@ -48,27 +50,21 @@ def report(
     unused = sum(not run.usable for run in found.runs)
     if unused == len(found.runs):
         raise GraspError(f"there is no run to report on in {', '.join(map(str, runs)) or 'runs'}; nothing was written")
-    if format == "html":
-        file = output or Path("report.html")
-        try:
-            write_page(found, file, open_samples if samples else None)
-        except OSError as error:
-            raise GraspError(f"the report cannot be written to {file}: {error.strerror}") from error
-        written = str(file)
-    else:
-        from graspcl.report.render.images import write_figures
-        from graspcl.report.render.text import write_tables
-
-        folder = output or Path("report")
-        if format == "png" or format == "svg":
-            files = write_figures(found, folder, format)
+    output = output or Path("report.html" if format == "html" else "report")
+    files: list[Path] = []
+    try:
+        if format == "html":
+            write_page(found, output, open_samples if samples else None)
+        elif format == "png" or format == "svg":
+            files = write_figures(found, output, format)
         else:
-            files = write_tables(found, folder, format)
-        written = f"{len(files)} files to {folder}"
-    notes = [f"wrote {written}: {plural(len(found.runs), 'run')}"]
-    notes += [f"{unused} of them damaged or empty"] if unused else []
-    notes += [f"{found.with_problems} with problems (see the list of runs)"] if found.with_problems else []
-    print(", ".join(notes))
+            files = write_tables(found, output, format)
+    except OSError as error:
+        raise GraspError(f"the report cannot be written to {output}: {error.strerror}") from error
+    written = str(output) if format == "html" else f"{len(files)} files to {output}"
+    damaged = f", {unused} of them damaged or empty" if unused else ""
+    problems = f", {found.with_problems} with problems (see the list of runs)" if found.with_problems else ""
+    print(f"wrote {written}: {plural(len(found.runs), 'run')}{damaged}{problems}")
 
 
 def watch(run: Path = Path("runs"), /, *, port: Port = 0, refresh: Refresh = 3.0) -> None:

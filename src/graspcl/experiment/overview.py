@@ -34,8 +34,7 @@ def class_picture(
     `draws` is one per stored sample by default. `eps` of Algorithm 1 is that of the learner's policy if it is GRASP.
     """
     buffer = learner.buffer
-    slots = buffer.slots_of(label) if label in buffer.classes else np.empty(0, np.int64)
-    if not len(slots):
+    if label not in buffer.classes or not len(slots := buffer.slots_of(label)):
         raise GraspError(f"the buffer holds no sample of class {label}")
     z = learner.outputs(buffer["codes"][slots], "embedding").double().numpy(force=True)
     labels, budget = np.zeros(len(slots), np.int64), len(slots) if draws is None else draws
@@ -44,18 +43,15 @@ def class_picture(
         eps = learner.policy.eps if isinstance(learner.policy, Grasp) else Grasp().eps
     points, prototype, share = project(z)
     grasp = grasp_order(distances, labels, budget, rng, eps)
-    uniform = uniform_draws(group_by_class(labels), budget, rng)
-    return ClassPicture(points, prototype, distances, share, grasp, uniform)
+    return ClassPicture(points, prototype, distances, share, grasp, uniform_draws(group_by_class(labels), budget, rng))
 
 
 def project(embeddings: Array) -> tuple[Array, Array, float]:
     """Project embeddings [n, D] to the plane of their first two principal components.
 
     Cosine distance depends on directions alone, so directions are projected: ‖u - v‖² = 2 (1 - cos). The largest entry
-    of a component (the first of equal ones) is positive.
-
-    Returns:
-        Points [n, 2], the prototype among them [2], and the share of the variance that the plane holds.
+    of a component (the first of equal ones) is positive. Return the points [n, 2], the prototype among them [2], and
+    the share of the variance that the plane holds.
 
     >>> points, prototype, share = project(np.array([[1.0, 0.0, 0.0], [0.0, 2.0, 0.0]]))
     >>> points.round(2).tolist(), prototype.round(2).tolist(), round(share, 3)

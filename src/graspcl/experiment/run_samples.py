@@ -30,12 +30,10 @@ class RunSamples:
 
     @property
     def classes(self) -> list[str]:
-        """Names of the classes."""
         return self.samples.classes
 
     @property
     def images(self) -> bool:
-        """Whether they are images."""
         return self.texts is None
 
     def show(self, rows: Array) -> tuple[dict[int, str], list[str]]:

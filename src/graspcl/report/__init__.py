@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from graspcl.report.model import BASELINE, Group, Report, gather, make_experiment
 from graspcl.report.read import Run, find_runs, read_run
-from graspcl.report.render.text import bar_chart, terminal
+from graspcl.report.render.text import terminal
 from graspcl.report.tables import brief_run_list, comparison_table, session_table
 
 if TYPE_CHECKING:
@@ -21,20 +21,9 @@ if TYPE_CHECKING:
     from graspcl.report.samples import OpenSamples
 
 __all__ = [
-    "Group",
-    "Report",
-    "Run",
-    "bar_chart",
-    "comparison",
-    "find_runs",
-    "gather",
-    "read_run",
-    "rows",
-    "run_table",
-    "runs_table",
-    "sweep_table",
-    "write_page",
-]
+    "Group", "Report", "Run", "comparison", "find_runs", "gather", "read_run", "rows", "run_table", "runs_table",
+    "sweep_table", "write_page",
+]  # fmt: skip
 
 
 def run_table(path: Path) -> Table:
@@ -50,8 +39,7 @@ def runs_table(runs: Sequence[Run], folder: Path) -> Table:
 def sweep_table(title: str, paths: Iterable[Path], baseline: str = BASELINE, width: int = 120) -> Table:
     """Return a row per method, budget and buffer, for a terminal of `width` columns.
 
-    Each row has the means over seeds of the measures for "sweep", and the difference in α from the baseline. The
-    caption describes what methods save if budgets differ.
+    Rows have means over seeds and the difference in α from the baseline. The caption describes what methods save.
     """
     return _compare("sweep", title, _finished(paths), baseline, width)
 

@@ -42,6 +42,7 @@ class Measure:
 
 _PAPER: tuple[TableName, ...] = ("summary", "paper", "demo")
 _ALL: tuple[TableName, ...] = (*_PAPER, "sweep")
+_COSTS: tuple[TableName, ...] = ("costs",)
 
 MEASURES = [
     Measure("accuracy_before_rehearsal", "before", "accuracy before rehearsal", better="", tables=("session",)),
@@ -76,30 +77,22 @@ MEASURES = [
         "coverage", "seen", "share of the buffer rehearsed at least once, mean over sessions", "%", "", 1, 100,
         ("costs", "demo"),
     ),
-    Measure(
-        "selection_forward", "selection forward", "samples passed forward to select", "", "", 0, tables=("costs",)
-    ),
-    Measure(
-        "selection_backward", "selection backward", "samples passed backward to select", "", "", 0, tables=("costs",)
-    ),
-    Measure("training_forward", "training forward", "samples passed forward to train", "", "", 0, tables=("costs",)),
-    Measure("training_backward", "training backward", "samples passed backward to train", "", "", 0, tables=("costs",)),
+    Measure("selection_forward", "selection forward", "samples passed forward to select", "", "", 0, tables=_COSTS),
+    Measure("selection_backward", "selection backward", "samples passed backward to select", "", "", 0, tables=_COSTS),
+    Measure("training_forward", "training forward", "samples passed forward to train", "", "", 0, tables=_COSTS),
+    Measure("training_backward", "training backward", "samples passed backward to train", "", "", 0, tables=_COSTS),
     Measure("training_seconds", "train", "time of updates", "s", "", tables=("costs", "demo", "session")),
     Measure("selection_seconds", "select", "time of selection", "s", "", tables=("costs", "demo", "session")),
-    Measure("seconds", "run", "time of the whole run", "s", "", 1, tables=("costs",)),
-    Measure("buffer_bytes", "buffer", "largest size of the buffer", "MB", "", 2, 1e-6, ("costs",)),
-    Measure("joules", "energy", "energy of the whole machine during the run", "J", "", 0, tables=("costs",)),
+    Measure("seconds", "run", "time of the whole run", "s", "", 1, tables=_COSTS),
+    Measure("buffer_bytes", "buffer", "largest size of the buffer", "MB", "", 2, 1e-6, _COSTS),
+    Measure("joules", "energy", "energy of the whole machine during the run", "J", "", 0, tables=_COSTS),
     Measure("stored", "stored", "samples in the buffer", "", "", 0, tables=("session",)),
     Measure("loss", "loss", "mean training loss", "", "", 3, tables=("session",)),
 ]  # fmt: skip
 
 
 def measures(table: TableName) -> list[Measure]:
-    """Return the measures that a table shows, in the order of its columns.
-
-    >>> [measure.symbol for measure in measures("paper")]
-    ['μ_N', 'μ_O', 'μ_A', 'α']
-    """
+    """Return the measures that a table shows, in the order of its columns."""
     return [measure for measure in MEASURES if table in measure.tables]
 
 
@@ -116,11 +109,7 @@ class Mean:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Mean:
-        """Return the mean of values, one per seed.
-
-        >>> Mean.of([60.0, 62.0, 64.0]).text(2)
-        '62.00 ± 4.97'
-        """
+        """Return the mean of values, one per seed."""
         if not len(values):
             return cls()
         found = interval(values)
@@ -140,48 +129,28 @@ class Mean:
 
 
 def p_text(p: float) -> str:
-    """Return a p-value as text.
-
-    >>> p_text(0.0421), p_text(0.00001), p_text(math.nan)
-    ('0.042', '< 0.001', '–')
-    """
+    """Return a p-value as text, such as "0.042" or "< 0.001"."""
     return NONE if math.isnan(p) else f"{p:.3f}" if p >= 0.001 else "< 0.001"
 
 
 def significant(value: float, digits: int) -> int:
-    """Return how many digits after the point to show: more than `digits` if a small value would lose its first two.
-
-    >>> significant(12.3, 2), significant(0.00123, 2)
-    (2, 4)
-    """
+    """Return how many digits after the point to show: more than `digits` if a small value would lose its first two."""
     return digits if not value or math.isnan(value) else max(digits, 1 - math.floor(math.log10(abs(value))))
 
 
 def plural(count: int, noun: str) -> str:
-    """Return a number of things.
-
-    >>> plural(1, "run"), plural(2, "run")
-    ('1 run', '2 runs')
-    """
+    """Return a number of things, such as "1 run" or "2 runs"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def shorten(value: object, most: int = 60) -> str:
-    """Return a text as one line of at most `most` characters, cut in the middle.
-
-    >>> shorten("a" * 300, 9)
-    'aaaaaa…aa'
-    """
+    """Return a text as one line of at most `most` characters, cut in the middle."""
     line = re.sub(r"[\s\x00-\x1f\x7f]+", " ", str(value)).strip()
     return line if len(line) <= most else f"{line[: most - most // 4 - 1]}…{line[-(most // 4) :]}"
 
 
 def tick_label(value: object) -> str:
-    """Return a label for the tick of an axis: short lines, with the parameters of a policy on a line of their own.
-
-    >>> tick_label("uniform_balanced(replace=False)")
-    'uniform_balanced<br>(replace=False)'
-    """
+    """Return a label for the tick of an axis: short lines, with the parameters of a policy on a line of their own."""
     lines: list[str] = []
     for part in re.split(r"(?=\()| · | \+ ", shorten(value, LABEL)):
         lines += textwrap.wrap(part, 22, break_on_hyphens=False)
@@ -189,12 +158,7 @@ def tick_label(value: object) -> str:
 
 
 def distinct_labels(labels: Sequence[str]) -> list[str]:
-    """Number the labels that would look the same when shortened, at the end, which is never cut off.
-
-    >>> one, two = "a" * 40 + "b" + "a" * 20, "a" * 40 + "c" + "a" * 20
-    >>> [label[-7:] for label in distinct_labels(["short", one, two])]
-    ['short', 'aaa [1]', 'aaa [2]']
-    """
+    """Number the labels that would look the same when shortened, at the end, which is never cut off."""
     drawn = Counter(map(tick_label, labels))
     if len(drawn) == len(labels):
         return list(labels)

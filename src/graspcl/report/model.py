@@ -6,7 +6,7 @@ Everything that terminal, page and files show is computed here, once.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePath
@@ -16,7 +16,7 @@ import numpy as np
 from graspcl.errors import GraspError, nearest
 from graspcl.metric import mcnemar, paired_interval, saved_updates
 from graspcl.report.measures import Mean, distinct_labels
-from graspcl.report.read import Run, differing, dig, flatten, number, read_runs
+from graspcl.report.read import Run, differing, dig, flatten, read_runs
 
 BASELINE = "uniform_balanced"
 # Settings that do not make another method: axes of a report, and what changes nothing that is learned.
@@ -46,11 +46,7 @@ class Condition:
 
     @property
     def updates(self) -> str:
-        """The budget in words.
-
-        >>> Condition("0.5x", "all").updates, Condition("5 updates", "all").updates
-        ('0.5x updates', '5 updates')
-        """
+        """The budget in words, such as "0.5x updates" or "5 updates"."""
         return f"{self.budget} updates" if self.budget.endswith("x") else self.budget
 
 
@@ -64,14 +60,12 @@ class Group:
 
     @property
     def label(self) -> str:
-        """The label of its method."""
         return self.method.label
 
     policy = label  # earlier name
 
     @property
     def finished(self) -> bool:
-        """Whether its runs are finished."""
         return self.runs[0].finished
 
     @property
@@ -100,11 +94,16 @@ class Group:
     @property
     def class_accuracy(self) -> dict[str, float]:
         """Final accuracy of each class, mean over seeds."""
-        found: dict[str, list[float]] = {}
-        for run in self.runs:
-            for name, value in run.class_accuracy.items():
-                found.setdefault(name, []).append(value)
-        return {name: float(np.mean(values)) for name, values in found.items()}
+        return mean_by_name(run.class_accuracy for run in self.runs)
+
+
+def mean_by_name(found: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each name over the seeds that have it."""
+    values: dict[str, list[float]] = {}
+    for one in found:
+        for name, value in one.items():
+            values.setdefault(name, []).append(value)
+    return {name: float(np.mean(own)) for name, own in values.items()}
 
 
 @dataclass(frozen=True)
@@ -154,17 +153,14 @@ class Experiment:
     @cached_property
     def conditions(self) -> list[Condition]:
         """Sorted by updates, then by bytes."""
-        found: dict[Condition, list[Group]] = {}
-        for group in self.groups:
-            found.setdefault(group.condition, []).append(group)
 
         def size(condition: Condition) -> tuple[float, bool, float]:
-            groups = found[condition]
-            updates, memory = ([g.mean(key) for g in groups] for key in ("updates", "buffer_bytes"))
-            unbounded = not groups[0].bounded
-            return float(np.nan_to_num(np.mean(updates))), unbounded, float(np.nan_to_num(np.mean(memory)))
+            groups = [group for group in self.groups if group.condition == condition]
+            means = np.mean([[group.mean("updates"), group.mean("buffer_bytes")] for group in groups], axis=0)
+            updates, memory = np.nan_to_num(means).tolist()
+            return updates, not groups[0].bounded, memory
 
-        return sorted(found, key=size)
+        return sorted(dict.fromkeys(group.condition for group in self.groups), key=size)
 
     @cached_property
     def ranked_conditions(self) -> list[Condition]:
@@ -207,12 +203,11 @@ class Experiment:
 
     def difference(self, group: Group) -> Difference | None:
         """Compare a group with the baseline under the same condition; None without a common seed."""
-        return self._differences.get((group.method, group.condition))
+        return self._differences[group.method, group.condition]
 
     @cached_property
-    def _differences(self) -> dict[tuple[Method, Condition], Difference]:
-        found = {(group.method, group.condition): self._compare(group) for group in self.groups}
-        return {place: difference for place, difference in found.items() if difference is not None}
+    def _differences(self) -> dict[tuple[Method, Condition], Difference | None]:
+        return {(group.method, group.condition): self._compare(group) for group in self.groups}
 
     def _compare(self, group: Group) -> Difference | None:
         rival = self.rival(group.method)
@@ -220,8 +215,7 @@ class Experiment:
         if other is None or not (group.finished and other.finished):
             return None
         own, theirs = ({run.seed: run for run in one.runs} for one in (group, other))
-        pairs = [(own[seed], theirs[seed]) for seed in sorted(own.keys() & theirs.keys())]
-        if not pairs:
+        if not (pairs := [(own[seed], theirs[seed]) for seed in sorted(own.keys() & theirs.keys())]):
             return None
         found = paired_interval([a.value("alpha") for a, _ in pairs], [b.value("alpha") for _, b in pairs])
         # Seeds share test samples, so samples pooled over seeds would not be independent: the test is by seed.
@@ -251,7 +245,6 @@ class Experiment:
         return found
 
     def saving_text(self, method: Method, saving: Saving) -> str:
-        """Return a saving as a sentence."""
         if np.isnan(saving.share):
             return f"{method.label} does not reach the best α of {self.baseline}"
         return f"{method.label} reaches the best α of {self.baseline} with {saving}"
@@ -281,10 +274,7 @@ class Report:
 def gather(paths: Iterable[Path], baseline: str | None = None, paper: str | None = None) -> Report:
     """Read all runs in and below folders.
 
-    Args:
-        paths: Run folders, or folders with runs below them.
-        baseline: Policy to compare with; one that is given must be among the runs. Default: uniform_balanced.
-        paper: Table of the paper to show next to the runs, "table-2" to "table-11".
+    A given `baseline` must be the policy of a run. `paper` is "table-2" to "table-11".
     """
     runs = read_runs(paths)
     policies = {run.policy for run in runs if run.config}
@@ -335,11 +325,10 @@ def _group_by(runs: Iterable[Run], key: Callable[[Run], str]) -> dict[str, list[
 
 def make_experiment(runs: Sequence[Run], baseline: str = BASELINE, where: str = "") -> Experiment:
     """Make one experiment of runs, which are taken to have learned from the same data."""
-    budget = _budget_names(runs)
     places: dict[tuple[Method, Condition], dict[int, Run]] = {}
     repeats = 0
-    for run, method in zip(runs, _methods(runs), strict=True):
-        seeds = places.setdefault((method, Condition(budget(run), run.buffer)), {})
+    for run, method, budget in zip(runs, _methods(runs), _budgets(runs), strict=True):
+        seeds = places.setdefault((method, Condition(budget, run.buffer)), {})
         repeats += run.seed in seeds and seeds[run.seed].finished == run.finished
         if run.seed not in seeds or (run.finished and not seeds[run.seed].finished):
             seeds[run.seed] = run
@@ -360,41 +349,31 @@ def _methods(runs: Sequence[Run]) -> list[Method]:
         if name not in _NOT_OF_A_METHOD and not name.startswith(_GROUPS_NOT_OF_A_METHOD)
     ]  # fmt: skip
     several = len({run.learner for run in runs}) > 1
-    found: list[tuple[Method, list[str]]] = []
-    for run, own in zip(runs, settings, strict=True):
-        values = [own.get(name, "none") for name in others]
-        named = [f"{name}={value}" for name, value in zip(others, values, strict=True)]
-        found.append((Method(run.learner, run.policy, ", ".join(named)), values))
-    labels: dict[Method, str] = {}
+
+    def text(names: Sequence[str], own: Mapping[str, str]) -> str:
+        return ", ".join(f"{name}={own.get(key, 'none')}" for name, key in zip(names, others, strict=True))
+
+    found = [Method(run.learner, run.policy, text(others, own)) for run, own in zip(runs, settings, strict=True)]
     for names in (others, _without_groups(others)):
-        for method, values in found:
-            settings_text = ", ".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
+        labels = {}
+        for method, own in zip(found, settings, strict=True):
             policy = f"{method.learner} + {method.policy}" if several else method.policy
-            labels[method] = " · ".join(filter(None, (policy, settings_text)))
-        distinct = distinct_labels(list(labels.values()))
-        if distinct == list(labels.values()):
+            labels[method] = " · ".join(filter(None, (policy, text(names, own))))
+        distinct = dict(zip(labels, distinct_labels(list(labels.values())), strict=True))
+        if distinct == labels:
             break
-    labels = dict(zip(labels, distinct, strict=True))
-    return [replace(method, label=labels[method]) for method, _ in found]
+    return [replace(method, label=distinct[method]) for method in found]
 
 
 def _without_groups(names: Sequence[str]) -> list[str]:
-    """Return names of settings without their groups, where these are not needed.
-
-    >>> _without_groups(["optimiser.name", "optimiser.lr", "base.lr"])
-    ['optimiser', 'optimiser.lr', 'base.lr']
-    """
+    """Return names of settings without their groups, where these are not needed: "optimiser.name" as "optimiser"."""
     whole = [name.removesuffix(".name") for name in names]
     last = [name.rpartition(".")[2] for name in whole]
     return [own if last.count(own) == 1 else name for name, own in zip(whole, last, strict=True)]
 
 
-def _budget_names(runs: Sequence[Run]) -> Callable[[Run], str]:
-    """Return how to name budgets: "0.5x" if only the factor differs, "5 updates" if these were set."""
-
-    def times(run: Run) -> float:
-        found = number(dig(run.config, "budget", "times"))
-        return 1.0 if np.isnan(found) else found
+def _budgets(runs: Sequence[Run]) -> list[str]:
+    """Return the budget of each run: "0.5x" if only the factor differs, "5 updates" if these were set."""
 
     def base(run: Run) -> str:
         updates, passes = (dig(run.config, "budget", name) for name in ("updates", "passes"))
@@ -402,12 +381,10 @@ def _budget_names(runs: Sequence[Run]) -> Callable[[Run], str]:
             return f"{1.0 if passes is None else passes} passes"
         return f"{updates:,} updates" if isinstance(updates, int) else f"{updates} updates"
 
-    same_base = len({base(run) for run in runs}) < 2
-    no_factor = all(times(run) == 1.0 for run in runs)
-
-    def name(run: Run) -> str:
-        if base(run).endswith(" updates") and times(run) == 1.0 and (no_factor or not same_base):
-            return base(run)
-        return f"{times(run):g}x{'' if same_base else f' of {base(run)}'}"
-
-    return name
+    found = [(run.budget_factor, base(run)) for run in runs]
+    same_base = len({own for _, own in found}) < 2
+    plain = not same_base or all(times == 1.0 for times, _ in found)
+    return [
+        own if plain and times == 1.0 and own.endswith(" updates") else f"{times:g}x{'' if same_base else f' of {own}'}"
+        for times, own in found
+    ]

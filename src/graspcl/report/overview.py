@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from graspcl.checks import Array
-from graspcl.report.figures.style import COLOURS, Figure, Trace, View, axis, rounded
-from graspcl.report.measures import shorten
+from graspcl.report.figures.style import COLOURS, Figure, Trace, View, rounded
 from graspcl.report.render.html import render_page
-from graspcl.state import write_whole
+from graspcl.report.render.text import write_text
 
 MOST_POINTS = 1500  # drawn of a large class; numbers count all
 _STEPS = 20
@@ -23,9 +22,8 @@ _PAUSE = 500  # milliseconds
 
 
 def write_overview(path: Path, *arguments: Any, **options: Any) -> None:
-    """Write the page of `render_overview`, completely or not at all."""
-    content = render_overview(*arguments, **options).encode("utf-8", "replace")
-    write_whole(path, lambda file: file.write(content))
+    """Write the page of `render_overview`."""
+    write_text(path, render_overview(*arguments, **options))
 
 
 def render_overview(
@@ -45,15 +43,9 @@ def render_overview(
         f"e0-p{number}": _figure(number, policy, order, points, prototype, distances)
         for number, (policy, order) in enumerate(draws.items())
     }
-    about = (
-        f"{len(points):,} stored samples of one class as the network sees them, in the two directions in which they "
-        f"differ most ({100 * share:.0f} % of their variance). GRASP prefers samples near the class mean and rarely "
-        "draws a sample again, so distant ones follow. Uniform rehearsal draws all with the same probability."
-    )
-    steps = [view.label for view in figures["e0-p0"].views]
     return render_page(
-        "overview.html", f"{name} – overview of GRASP – graspcl", figures, heading=shorten(name, 120), about=about,
-        pause=_PAUSE, steps=steps, cards=figures,
+        "overview.html", f"{name} – overview of GRASP – graspcl", figures, name=name, stored=len(points), share=share,
+        pause=_PAUSE, steps=[view.label for view in figures["e0-p0"].views], cards=figures,
     )  # fmt: skip
 
 
@@ -87,11 +79,7 @@ def _figure(number: int, policy: str, order: Array, points: Array, prototype: Ar
 
 
 def _note(drawn: Array, total: int, distances: Array) -> str:
-    """Return what was drawn so far, in numbers.
-
-    >>> _note(np.array([0, 0]), 4, np.array([0.1, 0.3]))
-    '2 of 4 draws: 50 % of the samples seen, mean distance of the draws 0.100 (of all samples 0.200).'
-    """
+    """Return what was drawn so far, in numbers."""
     if not len(drawn):
         return f"0 of {total:,} draws. The mean distance of all samples is {distances.mean():.3f}."
     seen = 100 * len(np.unique(drawn)) / len(distances)
@@ -111,9 +99,9 @@ def _layout(points: Array) -> dict[str, Any]:
     """Return axes with equal units that stay the same over all steps."""
     low, high = points.min(0), points.max(0)
     margin = 0.06 * max(float((high - low).max()), 1e-6)
+    ends = np.stack([low - margin, high + margin], 1)
     x, y = (
-        axis(f"{which} component", range=rounded([low[place] - margin, high[place] + margin], 4), showticklabels=False,
-             zeroline=False)
-        for place, which in enumerate(("first", "second"))
-    )  # fmt: skip
+        {"title": {"text": f"{which} component"}, "range": rounded(own, 4), "showticklabels": False, "zeroline": False}
+        for which, own in zip(("first", "second"), ends, strict=True)
+    )
     return {"xaxis": x, "yaxis": {**y, "scaleanchor": "x"}, "meta": {"height": 340}}

@@ -15,29 +15,21 @@ import numpy as np
 from graspcl.errors import GraspError, nearest
 from graspcl.report.measures import Mean, significant
 from graspcl.report.model import Condition, Experiment, Group
-from graspcl.report.read import dig, number
+from graspcl.report.read import number
 from graspcl.report.tables import INTERVAL, Cell, Column, Table, mean_cell, number_cell, text_cell
 
+_VARIANTS = r"(-(small|smoke|latent|veridical|unbounded))*"  # of a preset; imagenet-1k-iid is another preset
 _SAME_SIZE = 0.1  # a buffer within a tenth of the published size counts as equal
 
 
 @cache
 def published() -> dict[str, dict[str, Any]]:
-    """Return the paper's tables 2 to 11 by name, each with its title, preset, columns and rows.
-
-    >>> published()["table-3"]["rows"][-1]["values"]
-    [77.75, 73.96, 77.88, 73.71, 0.13]
-    """
+    """Return the paper's tables 2 to 11 by name, each with its title, preset, columns and rows."""
     return tomllib.loads((resources.files("graspcl.report") / "paper.toml").read_text(encoding="utf-8"))
 
 
 def paper_table(experiments: Sequence[Experiment], which: str) -> Table:
-    """Return a table of the paper with our mean over seeds next to each published number.
-
-    Args:
-        experiments: Where to look for runs of the table's preset.
-        which: "table-2" to "table-11", or the number alone.
-    """
+    """Return a table of the paper, "table-2" or "2", with our mean over seeds next to each published number."""
     which = f"table-{which}" if which.isdecimal() else which
     if which not in published():
         raise GraspError(f"--paper must be a table of the paper, got {which!r}; {nearest(which, published())}")
@@ -55,12 +47,13 @@ def paper_table(experiments: Sequence[Experiment], which: str) -> Table:
             published_cell = Cell(Mean(value, std).text(digits), value, std=std)
             if "average" in column:  # of the columns before this one
                 ours = [float(cell.value) for cell in cells[-1 : -2 * column["average"] : -2]]
-                cells += [published_cell, number_cell(float(np.mean(ours)), digits)]
-                continue
-            group = _matching_group(experiments, table, row, column)
-            cells += [published_cell, number_cell(math.nan) if group is None else _our_cell(group, column, digits)]
-            if group is not None:
+                our_cell = number_cell(float(np.mean(ours)), digits)
+            elif group := _matching_group(experiments, table, row, column):
+                our_cell = _our_cell(group, column, digits)
                 used.add(f"{_name(group)} ({group.condition.updates}, buffer {group.condition.buffer})")
+            else:
+                our_cell = number_cell(math.nan)
+            cells += [published_cell, our_cell]
     ours_text = "; ".join(sorted(used)) or f"no run of its preset, {table['preset']}, matches"
     caption = f"{table['title']}. Published: mean ± standard deviation, as printed. Ours: {INTERVAL}; {ours_text}."
     return Table(which, f"Table {which.removeprefix('table-')} of the paper and our runs", columns, rows, caption)
@@ -71,23 +64,18 @@ def _matching_group(
 ) -> Group | None:
     """Return the runs of one cell.
 
-    All rows of a learner take their runs from one condition of one experiment. That is the one which fills most rows,
-    then the one with most seeds.
+    All rows of a learner take their runs from one condition of one experiment: the one that fills most rows, then the
+    one with most seeds.
     """
     wanted = {"preset": table["preset"], "times": 1.0, **column}  # without a named budget, the preset's
     rows = [other for other in table["rows"] if other.get("learner") == row.get("learner")]
     found: list[tuple[int, int, Experiment, Condition]] = []
     for experiment in experiments:
         for condition in experiment.conditions:
-            matching = {
-                other["policy"]: group
-                for group in experiment.at(condition)
-                for other in rows
-                if group.finished and _matches(group, other, wanted)
-            }
-            if matching:
-                seeds = sum(len(group.runs) for group in matching.values())
-                found.append((len(matching), seeds, experiment, condition))
+            finished = [group for group in experiment.at(condition) if group.finished]
+            seeds = {o["policy"]: len(group.runs) for group in finished for o in rows if _matches(group, o, wanted)}
+            if seeds:
+                found.append((len(seeds), sum(seeds.values()), experiment, condition))
     if not found:
         return None
     *_, experiment, condition = max(found, key=lambda place: place[:2])
@@ -100,26 +88,19 @@ def _matches(group: Group, row: Mapping[str, Any], wanted: Mapping[str, Any]) ->
     method, config = group.method, group.runs[0].config
     if (method.policy, method.learner.partition("(")[0]) != (row["policy"], row.get("learner", "siesta")):
         return False
-    times = number(dig(config, "budget", "times"))
     memory, rehearsal = "bounded" if group.bounded else "unbounded", config.get("rehearsal", "latent")
     gigabytes = wanted.get("gigabytes")
     return (
-        _is_preset(group, wanted["preset"])
+        re.fullmatch(rf"((derpp|gdumb)-)?{re.escape(wanted['preset'])}{_VARIANTS}", _name(group)) is not None
         and wanted.get("memory", memory) == memory
         and wanted.get("rehearsal", rehearsal) == rehearsal
-        and math.isclose(1.0 if math.isnan(times) else times, wanted["times"])
+        and math.isclose(group.runs[0].budget_factor, wanted["times"])
         and (gigabytes is None or abs(group.mean("buffer_bytes") / 1e9 - gigabytes) <= _SAME_SIZE * gigabytes)
     )
 
 
 def _name(group: Group) -> str:
     return str(group.runs[0].config.get("name", ""))
-
-
-def _is_preset(group: Group, preset: str) -> bool:
-    """Return whether runs are of a preset, at any scale, rehearsal and memory; imagenet-1k-iid is another preset."""
-    variants = r"(-(small|smoke|latent|veridical|unbounded))*"
-    return re.fullmatch(rf"((derpp|gdumb)-)?{re.escape(preset)}{variants}", _name(group)) is not None
 
 
 def _our_cell(group: Group, column: Mapping[str, Any], digits: int) -> Cell:

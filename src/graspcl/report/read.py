@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import json
 import math
@@ -73,12 +74,10 @@ class Run:
 
     @property
     def policy(self) -> str:
-        """The policy with its parameters."""
         return _part_label(self.config.get("policy"))
 
     @property
     def learner(self) -> str:
-        """The learner with its parameters."""
         return _part_label(self.config.get("learner"))
 
     @property
@@ -90,17 +89,19 @@ class Run:
         return f"{capacity:,} samples" if isinstance(capacity, int) else str(capacity)
 
     @property
+    def budget_factor(self) -> float:
+        """By how much its budget of updates is multiplied."""
+        return number(dig(self.config, "budget", "times"), 1.0)
+
+    @property
     def seed(self) -> int:
         """Its seed, -1 if unknown."""
-        seed = number(self.config.get("seed"))
-        return -1 if math.isnan(seed) else int(seed)
+        return int(number(self.config.get("seed"), -1))
 
     @property
     def planned_sessions(self) -> int | None:
         """How many sessions it has when finished, None if unknown."""
-        if self.stream_sessions is not None:
-            return self.stream_sessions
-        sessions = number(dig(self.config, "stream", "sessions"))
+        sessions = number(self.stream_sessions, number(dig(self.config, "stream", "sessions")))
         return None if math.isnan(sessions) else int(sessions)
 
     @property
@@ -113,18 +114,18 @@ class Run:
         return number(self.summary.get(key))
 
 
-def number(value: Any) -> float:
-    """Return a finite number as float, and NaN for anything else.
+def number(value: Any, otherwise: float = math.nan) -> float:
+    """Return a finite number as float, and `otherwise` for anything else.
 
     >>> number(3), number("3"), number(float("inf"))
     (3.0, nan, nan)
     """
     if not isinstance(value, int | float) or isinstance(value, bool):
-        return math.nan
+        return otherwise
     try:
-        return float(value) if math.isfinite(value) else math.nan
+        return float(value) if math.isfinite(value) else otherwise
     except OverflowError:
-        return math.nan
+        return otherwise
 
 
 def dig(values: Any, *keys: str) -> Any:
@@ -216,66 +217,49 @@ def _part_label(part: Any) -> str:
 def read_run(path: Path, arrays: bool = True) -> Run:
     """Read a run folder; never fails. Without `arrays`, predictions, plans, drift and environment are left out."""
     problems: list[str] = []
-    config = _parse(path, "config.toml", tomllib.loads, problems)
+
+    def read(name: str, parse: Callable[[Path], Any]) -> Any:
+        """Return the content of a file, None if it is missing or cannot be read."""
+        try:
+            return parse(path / name) if (path / name).exists() else None
+        except _UNREADABLE as error:
+            problems.append(f"{name} cannot be read ({str(error)[:200] or type(error).__name__})")
+            return None
+
+    config = read("config.toml", lambda file: tomllib.loads(file.read_text(encoding="utf-8")))
     if config is None and not problems:
         problems.append("config.toml is missing")
-    summary = _parse(path, "summary.json", json.loads, problems)
-    sessions = _parse(path, "metrics.jsonl", _json_lines, problems)
+    summary = read("summary.json", _json)
+    sessions = read("metrics.jsonl", _json_lines) or []
     if summary is not None and not problems and math.isnan(number(dig(summary, "alpha"))):
         problems.append("summary.json has no final accuracy")
     state: State = "damaged" if problems else "unfinished" if summary is None else "finished"
     if state != "finished":
         summary = {}
-    fields: dict[str, Any] = {"curves": _session_curve(sessions or []), "matrix": _stored_matrix(summary)}
-    if arrays and state != "damaged":
-        for file, read in _READERS.items():
-            try:
-                if (path / file).exists():
-                    fields |= read(path)
-            except _UNREADABLE as error:
-                problems.append(f"{file} cannot be read ({_reason(error)})")
-    problems += _failure(path)
-    return Run(path, state, config or {}, sessions or [], summary, tuple(problems), **fields)
+    # Runs without predictions have the accuracy on all classes of metrics.jsonl.
+    curve = [math.nan, *(number(line.get("accuracy")) for line in sessions)]
+    fields: dict[str, Any] = {"curves": {"all": curve}, "matrix": _stored_matrix(summary)}
+    for file, parse in _READERS.items() if arrays and state != "damaged" else ():
+        fields |= read(file, parse) or {}
+    with contextlib.suppress(OSError):  # what stopped a run of a sweep
+        lines = (path / "failure.txt").read_text(encoding="utf-8", errors="replace").strip().split("\n")
+        problems += [f"failed: {lines[-1].strip()[:200]}"] if lines[-1] else []
+    return Run(path, state, config or {}, sessions, summary, tuple(problems), **fields)
 
 
-def _parse(path: Path, name: str, parse: Callable[[str], Any], problems: list[str]) -> Any:
-    """Return the content of a file, None if it is missing or cannot be read."""
-    try:
-        return parse((path / name).read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except _UNREADABLE as error:
-        problems.append(f"{name} cannot be read ({_reason(error)})")
-        return None
+def _json(file: Path) -> Any:
+    return json.loads(file.read_text(encoding="utf-8"))
 
 
-def _reason(error: BaseException) -> str:
-    return str(error)[:200] or type(error).__name__
-
-
-def _json_lines(text: str) -> list[dict[str, Any]]:
+def _json_lines(file: Path) -> list[dict[str, Any]]:
     """Return the lines of a metrics.jsonl; the last one may be written by half."""
     found = []
-    for line in text.splitlines():
+    for line in file.read_text(encoding="utf-8").splitlines():
         try:
             found.append(json.loads(line))
         except ValueError:
             break
     return [line for line in found if isinstance(line, dict)]
-
-
-def _failure(path: Path) -> list[str]:
-    """Return the last line of what stopped a run of a sweep."""
-    try:
-        lines = (path / "failure.txt").read_text(encoding="utf-8", errors="replace").split("\n")
-    except OSError:
-        return []
-    return [f"failed: {line.strip()[:200]}" for line in [line for line in lines if line.strip()][-1:]]
-
-
-def _session_curve(sessions: list[dict[str, Any]]) -> dict[str, list[float]]:
-    """Return the accuracy on all classes as metrics.jsonl has it, for runs without predictions."""
-    return {"all": [math.nan, *(number(line.get("accuracy")) for line in sessions)]}
 
 
 def _stored_matrix(summary: dict[str, Any]) -> Array | None:
@@ -286,19 +270,17 @@ def _stored_matrix(summary: dict[str, Any]) -> Array | None:
     return np.array([[number(value) for value in row] for row in rows])
 
 
-def _environment(path: Path) -> dict[str, Any]:
-    found = json.loads((path / "environment.json").read_text(encoding="utf-8"))
-    if not isinstance(found, dict):
+def _environment(file: Path) -> dict[str, Any]:
+    if not isinstance(found := _json(file), dict):
         raise ValueError("it is not an object")
     return {"environment": found}
 
 
 def _by_class(path: Path, values: Array, labels: Array) -> dict[str, float]:
     """Return the mean of `values` over each class, in percent, by the name of the class."""
-    try:
-        names = [str(name) for name in json.loads((path / "classes.json").read_text(encoding="utf-8"))]
-    except _UNREADABLE:
-        names = []
+    names: list[str] = []
+    with contextlib.suppress(*_UNREADABLE):
+        names = [str(name) for name in _json(path / "classes.json")]
     counts, sums = np.bincount(labels), np.bincount(labels, weights=values)
     return {
         names[k] if k < len(names) else f"class {k}": float(100 * sums[k] / counts[k])
@@ -306,51 +288,37 @@ def _by_class(path: Path, values: Array, labels: Array) -> dict[str, float]:
     }
 
 
-def _load(path: Path, *names: str) -> dict[str, Array]:
-    """Return arrays of a file, by default all."""
+def _load(path: Path) -> dict[str, Array]:
     # The file is opened here because np.load leaves a damaged one open.
     with open(path, "rb") as file, np.load(file, allow_pickle=False) as found:
-        return {name: found[name] for name in names or found.files}
+        return dict(found)
 
 
-def _predictions(path: Path) -> dict[str, Any]:
+def _predictions(file: Path) -> dict[str, Any]:
     """Return curves, matrix and final hits. Earlier versions did not store in which session a class arrived."""
-    arrays = _load(path / "predictions.npz")
+    arrays = _load(file)
     labels, predictions = arrays["labels"], arrays["predictions"]
-    arrived = arrays["arrived"] if "arrived" in arrays else _first_predicted(predictions)
+    there = predictions != -1
+    arrived = arrays.get("arrived", np.where(there.any(0), there.argmax(0), len(there)))
     if predictions.ndim != 2 or not labels.shape == arrived.shape == predictions.shape[1:]:
         raise ValueError(f"{predictions.shape} predictions of {labels.shape} samples")
     found = accuracies(list(predictions), labels, arrived)
     known, correct = arrived < len(predictions), predictions[-1] == labels
+    first = found.at(0, slice(0, 1))
+    curves = {"all": [first, *found.all], "old": [math.nan, *found.old], "new": [math.nan, *found.new]}
+    by_class = _by_class(file.parent, correct[known], labels[known])
     return {
-        "curves": {
-            "all": [found.at(0, slice(0, 1)), *found.all],
-            "old": [math.nan, *found.old],
-            "new": [math.nan, *found.new],
-        },
-        "matrix": found.matrix,
-        "labels": labels,
-        "correct": correct,
-        "class_accuracy": _by_class(path, correct[known], labels[known]),
-    }
+        "curves": curves, "matrix": found.matrix, "labels": labels, "correct": correct, "class_accuracy": by_class
+    }  # fmt: skip
 
 
-def _first_predicted(predictions: Array) -> Array:
-    """Return the first session with a prediction of each sample [n], from predictions [sessions, n].
-
-    >>> _first_predicted(np.array([[3, -1, -1], [3, 5, -1]])).tolist()
-    [0, 1, 2]
-    """
-    there = predictions != -1
-    return np.where(there.any(0), there.argmax(0), len(there))
-
-
-def _plans(path: Path) -> dict[str, Any]:
+def _plans(folder: Path) -> dict[str, Any]:
     """Return what the last session rehearsed. Earlier versions did not measure distances."""
-    numbers = [file.stem.removeprefix("session-") for file in (path / "plans").glob("session-*.npz")]
-    if not (sessions := sorted(int(text) for text in numbers if text.isdecimal())):
+    numbers = [file.stem.removeprefix("session-") for file in folder.glob("session-*.npz")]
+    session = max((int(text) for text in numbers if text.isdecimal()), default=None)
+    if session is None:
         return {}
-    arrays = _load(path / "plans" / f"session-{sessions[-1]}.npz")
+    arrays = _load(folder / f"session-{session}.npz")
     labels, picks = arrays["labels"], arrays["picks"]
     stored = len(labels)
     if not picks.size or not stored:
@@ -365,16 +333,12 @@ def _plans(path: Path) -> dict[str, Any]:
     measured = ~np.isnan(distances)
     with np.errstate(invalid="ignore"):
         distance = np.where(measured, distances, 0).sum(1) / measured.sum(1)
-    by_class = _by_class(path, repeats > 0, labels)
-    return {"rehearsed": RehearsedSession(sessions[-1], 100 * histogram / stored, by_class, coverage, distance)}
+    by_class = _by_class(folder.parent, repeats > 0, labels)
+    return {"rehearsed": RehearsedSession(session, 100 * histogram / stored, by_class, coverage, distance)}
 
 
 def _relative(distances: Array, labels: Array) -> Array:
-    """Divide distances [stored] by the mean of their class; NaN where it is unknown or zero.
-
-    >>> _relative(np.array([0.25, 0.75, np.nan, 0.0]), np.array([0, 0, 1, 2])).tolist()
-    [0.5, 1.5, nan, nan]
-    """
+    """Divide distances [stored] by the mean of their class; NaN where it is unknown or zero."""
     if distances.shape != labels.shape:
         raise ValueError(f"{distances.shape} distances of {labels.shape} samples")
     means = np.bincount(labels, weights=distances) / np.maximum(np.bincount(labels), 1)
@@ -382,8 +346,8 @@ def _relative(distances: Array, labels: Array) -> Array:
         return np.where(means[labels] > 0, distances / means[labels], np.nan)
 
 
-def _drift(path: Path) -> dict[str, Any]:
-    found = _load(path / "drift.npz")
+def _drift(file: Path) -> dict[str, Any]:
+    found = _load(file)
     names = sorted(found, key=lambda name: int(name.removeprefix("session_")))
     return {"drift": tuple(np.asarray(found[name], np.float64).ravel() for name in names)}
 
@@ -391,7 +355,7 @@ def _drift(path: Path) -> dict[str, Any]:
 # Which file gives which fields of a run.
 _READERS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "environment.json": _environment,
-    "stream.npz": lambda path: {"stream_sessions": len(_load(path / "stream.npz", "lengths")["lengths"])},
+    "stream.npz": lambda file: {"stream_sessions": len(_load(file)["lengths"])},
     "predictions.npz": _predictions,
     "plans": _plans,
     "drift.npz": _drift,

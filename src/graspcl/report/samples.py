@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -22,15 +22,13 @@ _CLASSES = 4
 
 
 class SampleReader(Protocol):
-    """Reads the samples of a run."""
+    """Reads the samples of a run: `images`, or else texts."""
 
     @property
-    def classes(self) -> list[str]:
-        """Names of the classes."""
+    def classes(self) -> list[str]: ...
 
     @property
-    def images(self) -> bool:
-        """Whether samples are images; otherwise they are texts."""
+    def images(self) -> bool: ...
 
     def show(self, rows: Array) -> tuple[dict[int, str], list[str]]:
         """Return by row an image as a data: address or a text, and the problems of rows that cannot be read."""
@@ -62,8 +60,7 @@ class FirstAndLast:
 
 def first_and_last(experiment: Experiment, open_samples: OpenSamples) -> FirstAndLast:
     """Return the first and last samples of a finished run with GRASP; never fails."""
-    found = _choose_run(experiment)
-    if found is None:
+    if (found := _choose_run(experiment)) is None:
         reason = "No finished run with GRASP stored which samples its sessions rehearsed."
         return FirstAndLast(missing=why_missing(experiment, "plans", reason))
     run, where = found
@@ -78,10 +75,6 @@ def order_by_class(labels: Array, picks: Array, classes: int = _CLASSES) -> dict
     """Return the rehearsed slots of the `classes` largest classes, each once, in the order of their first use.
 
     `labels` [stored] are those of the stored samples, `picks` [updates, batch] the slots of each mini-batch.
-
-    >>> found = order_by_class(np.array([0, 1, 1, 1, 0, 2]), np.array([[2, 0], [1, 2], [4, 1]]), classes=2)
-    >>> {label: slots.tolist() for label, slots in found.items()}
-    {1: [2, 1], 0: [0, 4]}
     """
     slots, first = np.unique(picks, return_index=True)
     slots = slots[np.argsort(first)]
@@ -92,11 +85,7 @@ def order_by_class(labels: Array, picks: Array, classes: int = _CLASSES) -> dict
 
 
 def both_ends(count: int, each: int) -> tuple[Array, Array]:
-    """Return the first and the last `each` of `count` places, none of them twice.
-
-    >>> [places.tolist() for places in both_ends(9, 2)], [places.tolist() for places in both_ends(3, 2)]
-    ([[0, 1], [7, 8]], [[0, 1], [2]])
-    """
+    """Return the first and the last `each` of `count` places, none of them twice."""
     places = np.arange(count)
     return places[: min(each, (count + 1) // 2)], places[count - min(each, count // 2) :]
 
@@ -123,7 +112,10 @@ def _read(run: Run, where: str, samples: SampleReader) -> FirstAndLast:
     contents, problems = samples.show(rows)
     classes = []
     for label, slots in orders.items():
-        first, last = (_readable(end, ids[slots], contents) for end in places[label])
+        own = dict(enumerate(ids[slots].tolist(), start=1))
+        first, last = (
+            {at: contents[own[at]] for at in (end + 1).tolist() if own[at] in contents} for end in places[label]
+        )
         classes.append(ClassSamples(samples.classes[label], int((labels == label).sum()), len(slots), first, last))
     of = "" if run.planned_sessions is None else f" of {run.planned_sessions}"
     caption = (
@@ -133,8 +125,3 @@ def _read(run: Run, where: str, samples: SampleReader) -> FirstAndLast:
     if problems:
         caption += f" {len(problems)} of {len(rows)} samples cannot be read and are left out."
     return FirstAndLast(tuple(classes), samples.images, caption)
-
-
-def _readable(places: Array, rows: Array, contents: Mapping[int, str]) -> dict[int, str]:
-    """Return the samples at some places of a class that could be read."""
-    return {int(place) + 1: contents[int(rows[place])] for place in places if int(rows[place]) in contents}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +26,11 @@ class Cell:
     half: float = math.nan  # half of the 95 % interval of a mean
     std: float = math.nan  # standard deviation over seeds
     bold: bool = False
+
+    @property
+    def number(self) -> str:
+        """Its value without rounding to the digits that are shown; empty if unknown."""
+        return self.value if isinstance(self.value, str) else plain_number(self.value)
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,17 @@ class Table:
     rows: list[list[Cell]]
     caption: str = ""
 
+    @property
+    def spans(self) -> list[tuple[str, int]]:
+        """The headings above several columns, with how many; empty if there are none."""
+        groups = [column.group for column in self.columns]
+        return [(group, len(list(columns))) for group, columns in groupby(groups)] if any(groups) else []
+
+
+def plain_number(value: float) -> str:
+    """Return a number for programs, empty for NaN."""
+    return "" if math.isnan(value) else f"{value:.10g}"
+
 
 Field = tuple[Column, Callable[[Any], Cell]]  # a column, and its cell for the item of a row
 
@@ -58,27 +75,23 @@ def make_table(name: str, title: str, fields: Sequence[Field], items: Iterable[A
 
 
 def mean_cell(mean: Mean, digits: int = 2, bold: bool = False, sign: str = "", note: str = "") -> Cell:
-    """Return a cell with a mean over seeds.
-
-    >>> mean_cell(Mean(61.234, 0.1)).text
-    '61.23 ± 0.10'
-    """
     return Cell(mean.text(digits, sign) + note, mean.mean, mean.half, mean.std, bold)
 
 
 def number_cell(value: float, digits: int = 2) -> Cell:
-    """Return a cell with a number."""
     return mean_cell(Mean(value), digits)
 
 
 def text_cell(value: object) -> Cell:
-    """Return a cell with text."""
     return Cell(str(value), str(value))
 
 
 def text_field(heading: str, text: Callable[[Any], object]) -> Field:
-    """Return a column of texts."""
     return Column(heading, numeric=False), lambda item: text_cell(text(item))
+
+
+def number_field(heading: str, value: Callable[[Any], float], digits: int = 2, meaning: str = "") -> Field:
+    return Column(heading, meaning), lambda item: number_cell(value(item), digits)
 
 
 # -- comparisons -------------------------------------------------------------------------------------------------------
@@ -95,12 +108,11 @@ def _group_fields(experiment: Experiment, seeds: bool = True) -> list[Field]:
 
     fields = [text_field("policy" if one_learner else "method", lambda group: group.label)]
     fields += [condition_field(axis) for axis in ("budget", "buffer") if experiment.differs(axis)]
-    return fields + ([(Column("seeds"), lambda group: number_cell(len(group.runs), 0))] if seeds else [])
+    return fields + ([number_field("seeds", lambda group: len(group.runs), 0)] if seeds else [])
 
 
-def _measure_field(measure: Measure, groups: Sequence[Group], above: str = "") -> Field:
+def _measure_field(measure: Measure, groups: Sequence[Group]) -> Field:
     """Return the column of a measure. The best mean under the same condition is bold, if there are others."""
-
     rivals: dict[Condition, list[float]] = {}
     for group in groups:
         if measure.better and measure.key in group.values:
@@ -114,7 +126,7 @@ def _measure_field(measure: Measure, groups: Sequence[Group], above: str = "") -
         bold = best.get(group.condition) == round(group.mean(measure.key), measure.digits)
         return mean_cell(mean, significant(mean.mean, measure.digits) if measure.digits else 0, bold)
 
-    return Column(measure.heading, measure.meaning, group=above), cell
+    return Column(measure.heading, measure.meaning), cell
 
 
 def _difference_fields(experiment: Experiment, tested: bool) -> list[Field]:
@@ -150,8 +162,8 @@ def comparison_table(experiment: Experiment, name: Literal["summary", "sweep", "
     keys = {key for group in groups for key in group.values}
     if "alpha_head" not in keys:  # then the tail is all there is
         keys.discard("alpha_tail")
-    found = [] if name == "demo" else [experiment.difference(group) for group in groups]
-    differences = [difference for difference in found if difference is not None]
+    compared = [] if name == "demo" else groups
+    differences = [found for group in compared if (found := experiment.difference(group)) is not None]
     tested = any(difference.tested for difference in differences)
     fields = _group_fields(experiment, seeds=name == "summary" or len(seeds) > 1)
     for measure in (measure for measure in measures(name) if measure.key in keys):
@@ -201,7 +213,7 @@ def paper_form_tables(experiment: Experiment) -> Iterator[Table]:
         fields = [text_field("Method", lambda own: next(iter(own.values())).label)]
         for bounded, buffer in buffers:
             above = "Unbounded Memory" if not bounded else f"Buffer {buffer}" if several else "Bounded Memory"
-            fields += [_at_buffer(buffer, _measure_field(measure, groups, above)) for measure in shown]
+            fields += [_at_buffer(buffer, above, _measure_field(measure, groups)) for measure in shown]
         rows = [{g.condition.buffer: g for g in groups if g.method == method} for method in experiment.methods]
         suffix = f"-{budget}" if len(budgets) > 1 else ""
         runs = plural(max(len(group.runs) for group in groups), "run")
@@ -210,10 +222,10 @@ def paper_form_tables(experiment: Experiment) -> Iterator[Table]:
         yield make_table(f"paper-form{suffix}", title, fields, filter(None, rows), caption)
 
 
-def _at_buffer(buffer: str, field: Field) -> Field:
+def _at_buffer(buffer: str, above: str, field: Field) -> Field:
     """Return the column of a measure for rows that hold one group per buffer."""
     column, cell = field
-    return column, lambda groups: cell(groups.get(buffer))
+    return replace(column, group=above), lambda groups: cell(groups.get(buffer))
 
 
 # -- settings, runs, sessions and classes ------------------------------------------------------------------------------
@@ -252,10 +264,10 @@ def run_list(runs: Sequence[Run]) -> Table:
         text_field("state", lambda run: run.state),
         text_field("policy", lambda run: run.policy if run.config else NONE),
         text_field("learner", lambda run: run.learner if run.config else NONE),
-        (Column("seed"), lambda run: number_cell(run.seed if run.seed >= 0 else math.nan, 0)),
+        number_field("seed", lambda run: run.seed if run.seed >= 0 else math.nan, 0),
         (Column("sessions"), lambda run: Cell(run.progress, float(len(run.sessions)))),
-        (Column("α"), lambda run: number_cell(run.value("alpha"))),
-        (Column("seconds"), lambda run: number_cell(run.value("seconds"), 1)),
+        number_field("α", lambda run: run.value("alpha")),
+        number_field("seconds", lambda run: run.value("seconds"), 1),
         text_field("remarks", lambda run: "; ".join([*run.problems, *_losses(run)])),
     ]
     return make_table("runs", "Runs", fields, runs)
@@ -272,9 +284,9 @@ def brief_run_list(runs: Sequence[Run], folder: Path) -> Table:
     fields = [
         text_field("run", path),
         text_field("state", lambda run: f"{run.state}\n{run.progress}" if run.state == "unfinished" else run.state),
-        (Column("updates"), lambda run: number_cell(run.value("updates"), 0)),
+        number_field("updates", lambda run: run.value("updates"), 0),
         (Column("buffer"), lambda run: text_cell(run.buffer.removesuffix(" samples").replace("unbounded", "all"))),
-        (Column("α"), lambda run: number_cell(run.value("alpha"))),
+        number_field("α", lambda run: run.value("alpha")),
     ]
     return make_table("runs", "", fields, runs)
 
@@ -282,11 +294,11 @@ def brief_run_list(runs: Sequence[Run], folder: Path) -> Table:
 def session_table(run: Run) -> Table:
     """Return one run session by session."""
 
-    def field(heading: str, meaning: str, key: str, digits: int) -> Field:
-        return Column(heading, meaning), lambda line: number_cell(number(line.get(key)), digits)
+    def field(key: str, heading: str, digits: int, meaning: str = "") -> Field:
+        return number_field(heading, lambda line: number(line.get(key)), digits, meaning)
 
-    fields = [field("session", "", "session", 0)]
-    fields += [field(f"{m.symbol} {m.unit}".strip(), m.meaning, m.key, m.digits) for m in measures("session")]
+    fields = [field("session", "session", 0)]
+    fields += [field(m.key, f"{m.symbol} {m.unit}".strip(), m.digits, m.meaning) for m in measures("session")]
     captions: list[str] = []
     if run.summary:
         captions = [f"{m.symbol} {number_cell(run.value(m.key), m.digits).text}" for m in measures("paper")]
@@ -317,14 +329,13 @@ def experiment_tables(experiment: Experiment) -> Iterator[Table]:
         classes += [[*head, text_cell(name), number_cell(value)] for name, value in group.class_accuracy.items()]
         for run in group.runs:
             curves = [run.curves.get(name, []) for name in ("all", "old", "new")]
-            for session in range(len(curves[0])):
-                cells = [number_cell(curve[session] if session < len(curve) else math.nan, 4) for curve in curves]
-                sessions.append([*head, number_cell(run.seed, 0), number_cell(session, 0), *cells])
+            for session, values in enumerate(zip_longest(*curves, fillvalue=math.nan)):
+                numbers = [number_cell(run.seed, 0), number_cell(session, 0), *(number_cell(v, 4) for v in values)]
+                sessions.append([*head, *numbers])
     columns = [Column(name, numeric=False) for name in ("method", "budget", "buffer")]
-    numbers = [Column(name) for name in ("seed", "session", "all", "old", "new")]
+    others = [Column(name) for name in ("seed", "session", "all", "old", "new")]
     caption = "Accuracy on all, old and new classes, in percent."
-    yield Table("sessions", "Accuracy after each session", [*columns, *numbers], sessions, caption)
+    yield Table("sessions", "Accuracy after each session", [*columns, *others], sessions, caption)
     columns += [Column("class", numeric=False), Column("accuracy")]
-    yield Table(
-        "classes", "Accuracy by class", columns, classes, "After the last session, in percent, mean over seeds."
-    )
+    caption = "After the last session, in percent, mean over seeds."
+    yield Table("classes", "Accuracy by class", columns, classes, caption)

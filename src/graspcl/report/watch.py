@@ -84,38 +84,43 @@ class WatchedRun:
         """Return whether the run has ended; call this regularly."""
         if self.finished:
             return "finished"
-        self._idle = 0 if at_work(_heartbeat(self.path)) else self._idle + 1
+        self._idle = 0 if at_work(self._heartbeat) else self._idle + 1
         return "stopped" if self._stopped else None
 
     @property
     def _stopped(self) -> bool:
         return self._idle >= _LOOKS and not self.finished
 
-    def _update(self) -> str:
-        """Read the run again if its results have changed, and return their version."""
+    @property
+    def _heartbeat(self) -> dict[str, Any]:
+        with contextlib.suppress(OSError, ValueError):
+            found = json.loads((self.path / _HEARTBEAT).read_text(encoding="utf-8"))
+            return found if isinstance(found, dict) else {}
+        return {}
+
+    def _update(self) -> dict[str, Any]:
+        """Read the run again if its results have changed, and return its progress."""
         files = [self.path / name for name in _RESULTS]
         found = [(file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files if file.exists()]
         version = hashlib.sha256(json.dumps([found, self._stopped]).encode()).hexdigest()[:16]
         if version != self._version:
             self._run, self._version = read_run(self.path), version
-        return version
+        return progress(self._run, self._heartbeat, self._stopped)
 
     def page(self) -> bytes:
         """Return the page. While the run is running, it asks for news."""
         with self.lock:
-            version, ended = self._update(), self._stopped or self.finished
+            facts, ended = self._update(), self._stopped or self.finished
             self.needed_until = time.monotonic() + 2 * self.refresh + (0 if ended else _LOADING)
-            live = {"version": version, "refresh": "" if ended else f"{self.refresh:g}"}
-            facts = progress(self._run, _heartbeat(self.path), self._stopped)
+            live = {"version": self._version, "refresh": "" if ended else f"{self.refresh:g}"}
             return render_report(Report([self._run]), progress=facts, live=live).encode("utf-8", "replace")
 
     def news(self) -> bytes:
         """Return the version of the results and the progress as JSON."""
         with self.lock:
             self.needed_until = time.monotonic() + 2 * self.refresh
-            version = self._update()
-            html = render_part("progress", progress(self._run, _heartbeat(self.path), self._stopped))
-        return json.dumps({"version": version, "progress": html}).encode()
+            html = render_part("progress", self._update())
+            return json.dumps({"version": self._version, "progress": html}).encode()
 
 
 # -- progress ----------------------------------------------------------------------------------------------------------
@@ -137,14 +142,6 @@ def at_work(heartbeat: dict[str, Any]) -> bool:
     return True
 
 
-def _heartbeat(folder: Path) -> dict[str, Any]:
-    try:
-        found = json.loads((folder / _HEARTBEAT).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def progress(run: Run, heartbeat: dict[str, Any] | None = None, stopped: bool = False) -> dict[str, Any]:
     """Return how far a run is, for the template: its state, a bar and facts by name.
 
@@ -159,8 +156,8 @@ def progress(run: Run, heartbeat: dict[str, Any] | None = None, stopped: bool = 
     spent = [seconds for seconds in spent if not math.isnan(seconds)]
     left = number(heartbeat.get("seconds_left"))
     if math.isnan(left) and planned is not None and spent:
-        recent = spent[-3:]  # sessions grow with the buffer, so the last ones predict best
-        left = max(0, planned - done) * sum(recent) / len(recent)
+        # Sessions grow with the buffer, so the last ones predict best.
+        left = max(0, planned - done) * sum(spent[-3:]) / len(spent[-3:])
     facts = {"Sessions": run.progress}
     session, update, updates = (number(heartbeat.get(name)) for name in ("session", "update", "updates"))
     if session > done:
@@ -173,9 +170,8 @@ def progress(run: Run, heartbeat: dict[str, Any] | None = None, stopped: bool = 
         "Time spent": duration(sum(spent)),
         "Time left (estimate)": NONE if ended or math.isnan(left) else duration(left),
     }
-    state = "Running; this page follows it."
-    if ended:
-        state = "Finished." if run.finished else "Stopped; run the same command again to resume."
+    stopped_text = "Stopped; run the same command again to resume." if ended else "Running; this page follows it."
+    state = "Finished." if run.finished else stopped_text
     bar = {"done": done, "total": planned or max(1, done), "unit": "sessions"}
     if (total := number(heartbeat.get("total"))) > 0:  # updates of all sessions are more precise
         bar = {"done": f"{number(heartbeat.get('done')):.0f}", "total": f"{total:.0f}", "unit": "updates"}
@@ -183,17 +179,11 @@ def progress(run: Run, heartbeat: dict[str, Any] | None = None, stopped: bool = 
 
 
 def duration(seconds: float) -> str:
-    """Return a duration as text.
-
-    >>> duration(5.2), duration(75), duration(7260)
-    ('5 s', '1 min 15 s', '2 h 1 min')
-    """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    """Return a duration as text, such as "5 s", "1 min 15 s" or "2 h 1 min"."""
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
 
 
 def _text(value: Any, unit: str, digits: int = 2) -> str:
@@ -210,12 +200,8 @@ def _running(path: Path) -> Path:
     found = [file.parent for file in path.rglob("config.toml") if not (file.parent / "summary.json").exists()]
     if not found:
         raise GraspError(f"there is no unfinished run in {path}; give the folder of a run, which holds config.toml")
-    return max(found, key=_last_change)
-
-
-def _last_change(folder: Path) -> float:
-    files = (folder / name for name in (*_RESULTS, _HEARTBEAT))
-    return max(file.stat().st_mtime for file in files if file.exists())
+    files = [folder / name for folder in found for name in (*_RESULTS, _HEARTBEAT)]
+    return max((file for file in files if file.exists()), key=lambda file: file.stat().st_mtime).parent
 
 
 # -- server ------------------------------------------------------------------------------------------------------------

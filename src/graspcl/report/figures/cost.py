@@ -9,31 +9,22 @@ import numpy as np
 
 from graspcl.metric import updates_to_reach
 from graspcl.report.figures import style
-from graspcl.report.figures.style import Figure, Trace, View, axis
+from graspcl.report.figures.style import Trace, View
 from graspcl.report.measures import LABEL, shorten, tick_label
-from graspcl.report.model import Condition, Experiment, Group, Method
+from graspcl.report.model import Experiment, Group, Method
 
 _MOST_SAVINGS = 5  # described in the note
 
 
-def by_updates(experiment: Experiment) -> Figure:
+def by_updates(experiment: Experiment) -> list[View]:
     """Final accuracy by updates, and what the best method saves."""
     views = []
     for buffer in dict.fromkeys(condition.buffer for condition in reversed(experiment.conditions)):
         groups = [group for group in experiment.groups if group.condition.buffer == buffer]
-        data = [
-            _points(experiment, method, "updates", groups)
-            for method in experiment.methods
-            if len(experiment.curve(method, buffer)) > 1
-        ]
-        if data:
+        methods = [method for method in experiment.methods if len(experiment.curve(method, buffer)) > 1]
+        if data := [_points(experiment, method, "updates", groups) for method in methods]:
             views.append(View(f"buffer {buffer}", data, *_savings(experiment, buffer)))
-    return Figure(
-        "updates", "Accuracy by updates", f"α by the updates of a run. Mean over seeds. {style.BAND}", views,
-        {"xaxis": axis("updates"), "yaxis": axis("α (%)")},
-        "It requires finished runs of a policy with two budgets, such as: graspcl sweep … --updates 0.5x,1x",
-        choice="buffer",
-    )  # fmt: skip
+    return views
 
 
 def _savings(experiment: Experiment, buffer: str) -> tuple[dict[str, Any], str]:
@@ -50,34 +41,24 @@ def _savings(experiment: Experiment, buffer: str) -> tuple[dict[str, Any], str]:
     own, theirs = (experiment.curve(m, buffer) for m in (best, experiment.rival(best)) if m is not None)
     goal = max(theirs.values())
     end, start = (updates_to_reach([*curve], [*curve.values()], goal) for curve in (own, theirs))
-    arrow = {
-        "x": end, "y": goal, "ax": start, "ay": goal, "axref": "x", "ayref": "y", "text": "", "showarrow": True,
-        "arrowhead": 2, "arrowwidth": 1.5,
-    }  # fmt: skip
-    words = {
-        "x": (start + end) / 2, "y": goal, "yshift": 24, "showarrow": False, "text": f"same accuracy with<br>{saving}"
-    }  # fmt: skip
-    return {"annotations": [arrow, words]}, note
+    arrow = {"x": end, "y": goal, "ax": start, "ay": goal, "axref": "x", "ayref": "y", "text": "", "showarrow": True}
+    head = {"arrowhead": 2, "arrowwidth": 1.5}
+    words = {"x": (start + end) / 2, "y": goal, "yshift": 24, "text": f"same accuracy with<br>{saving}"}
+    return {"annotations": [{**arrow, **head}, {**words, "showarrow": False}]}, note
 
 
-def by_memory(experiment: Experiment) -> Figure:
+def by_memory(experiment: Experiment) -> list[View] | str:
     """Final accuracy by the size of the buffer."""
-    finished = [group for group in experiment.groups if group.finished]
+    finished = experiment.finished_groups
     views = []
     for budget in dict.fromkeys(condition.updates for condition in reversed(experiment.conditions)):
         groups = [group for group in finished if group.condition.updates == budget]
         data = [_points(experiment, method, "buffer_bytes", groups, 1e-6) for method in experiment.methods]
         if data := [trace for trace in data if len(set(trace["x"])) > 1]:
             views.append(View(budget, data))
-    missing = "It requires finished runs of a policy with two buffers, such as: graspcl sweep … --buffer 1MB,2MB,none"
-    if len({(group.method, group.condition.budget) for group in finished}) < len(finished):
-        missing = "All buffers of these runs took the same number of bytes: even the smallest had room for all samples."
-    return Figure(
-        "memory", "Accuracy by memory", f"α by the bytes of the buffer. Mean over seeds. {style.BAND}", views,
-        {"xaxis": axis("buffer (MB)", rangemode="tozero"), "yaxis": axis("α (%)")},
-        missing,
-        choice="budget",
-    )  # fmt: skip
+    if not views and len({(group.method, group.condition.budget) for group in finished}) < len(finished):
+        return "All buffers of these runs took the same number of bytes: even the smallest had room for all samples."
+    return views
 
 
 def _points(experiment: Experiment, method: Method, key: str, groups: list[Group], factor: float = 1.0) -> Trace:
@@ -96,40 +77,25 @@ def _points(experiment: Experiment, method: Method, key: str, groups: list[Group
     return trace
 
 
-def training_time(experiment: Experiment) -> Figure:
+@style.by_condition
+def training_time(experiment: Experiment, label: str, groups: list[Group]) -> View | None:
     """Time of a session relative to uniform rehearsal, or to the baseline if there is none.
 
     An update takes equally long whichever policy selected its samples, so a session takes
     updates · (1 + selection / training). That ratio is taken within each run, where other load on the machine cancels.
     """
-
-    def draw(condition: Condition, groups: list[Group]) -> View | None:
-        finished = {group.method: group for group in groups if group.finished}
-        unit = "uniform" if any(method.policy == "uniform" for method in finished) else experiment.baseline
-        times = {method: _update_and_selection_time(group) for method, group in finished.items()}
-        whole = {m.learner + m.others: sum(own) for m, own in times.items() if m.policy == unit}
-        known = [
-            m for m in reversed(finished) if not math.isnan(sum(times[m]) / whole.get(m.learner + m.others, math.nan))
-        ]
-        labels = [tick_label(method.label) for method in known]
-        data: list[Trace] = []
-        for place, (name, colour) in enumerate((("updates", "#56B4E9"), ("selection", "#808080"))):
-            shares = [times[m][place] / whole[m.learner + m.others] for m in known]
-            data.append(
-                {"type": "bar", "orientation": "h", "name": name, "y": labels, "x": style.rounded(shares, 3),
-                 "marker": {"color": colour}, "hovertemplate": "%{x:.2f}"}
-            )  # fmt: skip
-        note = f"1 is the time of {shorten(unit, LABEL)}."
-        return View(experiment.condition_label(condition), data, style.bar_height(labels), note) if known else None
-
-    return Figure(
-        "times", "Training time",
-        "Time of a session relative to uniform rehearsal, or else to the baseline. Updates count as equally long for"
-        " all policies; selection adds to them.",
-        style.by_condition(experiment, draw),
-        {"barmode": "stack", "xaxis": axis("relative time"), "yaxis": {"type": "category"}},
-        f"It requires finished runs with the policy uniform or {experiment.baseline}, to which times are relative.",
-    )  # fmt: skip
+    times = {group.method: _update_and_selection_time(group) for group in groups if group.finished}
+    unit = "uniform" if any(method.policy == "uniform" for method in times) else experiment.baseline
+    whole = {m.learner + m.others: sum(own) for m, own in times.items() if m.policy == unit}
+    shares = {m: np.divide(own, whole.get(m.learner + m.others, math.nan)) for m, own in reversed(times.items())}
+    known = {tick_label(m.label): own for m, own in shares.items() if not np.isnan(own).any()}
+    data = [
+        {"type": "bar", "orientation": "h", "name": name, "y": [*known], "marker": {"color": colour},
+         "x": style.rounded([own[place] for own in known.values()], 3), "hovertemplate": "%{x:.2f}"}
+        for place, (name, colour) in enumerate((("updates", "#56B4E9"), ("selection", "#808080")))
+    ]  # fmt: skip
+    note = f"1 is the time of {shorten(unit, LABEL)}."
+    return View(label, data, style.bar_height(known), note) if known else None
 
 
 def _update_and_selection_time(group: Group) -> tuple[float, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from graspcl.checks import Array
 from graspcl.report.measures import LABEL, Mean, plural, shorten
-from graspcl.report.model import Condition, Experiment, Group, Method
+from graspcl.report.model import Experiment, Group, Method
 
 Trace = dict[str, Any]
 
@@ -49,35 +49,18 @@ class Figure:
     choice: str = "condition"  # what views differ in: the condition chosen for the page, or a choice of their own
 
 
-def axis(title: str, **others: Any) -> dict[str, Any]:
-    """Return an axis with a title."""
-    return {"title": {"text": title}, **others}
-
-
 def plain_text(value: object, most: int = LABEL) -> str:
-    """Return text for plotly, which would interpret HTML.
-
-    >>> plain_text("<b>bold</b>")
-    '&lt;b&gt;bold&lt;/b&gt;'
-    """
+    """Return text for plotly, which would interpret HTML."""
     return html.escape(shorten(value, most), quote=False)
 
 
 def bar_height(labels: Iterable[str]) -> dict[str, Any]:
-    """Return the height in pixels that bars with these labels need, as part of a layout.
-
-    >>> bar_height(["one line", "two<br>lines"])
-    {'meta': {'height': 68}}
-    """
+    """Return the height in pixels that bars with these labels need, as part of a layout."""
     return {"meta": {"height": sum(max(34, 17 * (1 + label.count("<br>"))) for label in labels)}}
 
 
 def rounded(values: ArrayLike, digits: int = 2) -> list[Any]:
-    """Return numbers for JSON: rounded, and None for those that are not finite.
-
-    >>> rounded([1.239, float("nan")])
-    [1.24, None]
-    """
+    """Return numbers for JSON: rounded, and None for those that are not finite."""
     return [round(float(value), digits) if np.isfinite(value) else None for value in np.asarray(values, np.float64)]
 
 
@@ -102,7 +85,6 @@ def bar_style(experiment: Experiment, method: Method) -> Trace:
 
 
 def error_bars(halves: ArrayLike) -> Trace:
-    """Return plotly's error bars."""
     return {"type": "data", "array": rounded(halves), "thickness": 1}
 
 
@@ -144,21 +126,20 @@ def over_seeds(curves: Iterable[Sequence[float] | Array]) -> tuple[Array, Array]
     """Return the mean of curves, and half of its 95 % t-interval, point by point over those that have a number there.
 
     Both are NaN where there is no number; the interval requires three.
-
-    >>> mean, half = over_seeds([[1.0, 2.0, 7.0], [3.0, 4.0], [5.0]])
-    >>> mean.tolist(), half.round(2).tolist()
-    ([3.0, 3.0, 7.0], [4.97, nan, nan])
     """
     rows = [np.asarray(curve, np.float64) for curve in curves]
-    table = np.full((len(rows), max((len(row) for row in rows), default=0)), np.nan)
-    for own, row in zip(table, rows, strict=True):
-        own[: len(row)] = row
+    longest = max(map(len, rows), default=0)
+    table = np.array([padded(row, longest) for row in rows]).reshape(len(rows), longest)
     there = ~np.isnan(table)
     count = there.sum(0)
     mean = np.where(there, table, 0).sum(0) / np.where(count, count, np.nan)
     square = np.where(there, (table - mean) ** 2, 0).sum(0)
     std = np.sqrt(square / np.where(count > 1, count - 1, np.nan))
     return mean, std * np.array([_half_per_std(int(n)) for n in count])
+
+
+def padded(curve: Array, length: int) -> Array:
+    return np.pad(curve, (0, length - len(curve)), constant_values=np.nan)
 
 
 @cache
@@ -171,11 +152,7 @@ def _half_per_std(n: int) -> float:
 
 
 def thinned(curve: ArrayLike, most: int) -> tuple[list[int], Array]:
-    """Return at most `most` evenly spaced points of a curve, with their places; the last point is among them.
-
-    >>> thinned([5, 6, 7, 8, 9], most=3)
-    ([0, 2, 4], array([5, 7, 9]))
-    """
+    """Return at most `most` evenly spaced points of a curve, with their places; the last point is among them."""
     values = np.asarray(curve)
     places = np.unique(np.linspace(0, len(values) - 1, min(most, len(values))).round().astype(int))
     return places.tolist(), values[places]
@@ -188,7 +165,13 @@ def why_missing(experiment: Experiment, file: str, otherwise: str) -> str:
     return f"{plural(count, 'run')} {verb} files that cannot be read; see Runs." if count else otherwise
 
 
-def by_condition(experiment: Experiment, draw: Callable[[Condition, list[Group]], View | None]) -> list[View]:
-    """Return one view per budget and buffer that has data."""
-    views = [draw(condition, experiment.at(condition)) for condition in experiment.ranked_conditions]
-    return [view for view in views if view is not None and view.data]
+def by_condition(draw: Callable[..., View | None]) -> Callable[..., list[View]]:
+    """Draw one view per budget and buffer that has data; decorates what draws the groups of one."""
+
+    @wraps(draw)
+    def views(experiment: Experiment, **options: Any) -> list[View]:
+        places = [(experiment.condition_label(found), experiment.at(found)) for found in experiment.ranked_conditions]
+        drawn = [draw(experiment, label, groups, **options) for label, groups in places]
+        return [view for view in drawn if view is not None and view.data]
+
+    return views

@@ -14,7 +14,6 @@ from collections import Counter
 from dataclasses import asdict
 from functools import cache
 from importlib import resources
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -27,23 +26,15 @@ from graspcl.report.figures import Figure, sections
 from graspcl.report.measures import LABEL, p_text, plural, shorten
 from graspcl.report.model import Experiment, Report
 from graspcl.report.paper import paper_table
-from graspcl.report.tables import Cell, Column, Table
+from graspcl.report.render.text import write_text
+from graspcl.report.tables import Cell, Column
 
 _MOST_OPENED = 6  # experiments whose data are opened to show samples
 
 
 def write_page(report: Report, path: Path, open_samples: samples.OpenSamples | None = None) -> None:
-    """Write the page of a report, completely or not at all.
-
-    Args:
-        report: What to show.
-        path: The file.
-        open_samples: Opens the data of a run, to show what GRASP rehearsed first and last.
-    """
-    from graspcl.state import write_whole  # imports torch, which a page that is served does not need
-
-    content = render_report(report, open_samples).encode("utf-8", "replace")  # names may hold invalid characters
-    write_whole(path, lambda file: file.write(content))
+    """Write the page of a report; `open_samples` opens the data of a run, to show what GRASP rehearsed."""
+    write_text(path, render_report(report, open_samples))
 
 
 def render_report(
@@ -54,14 +45,13 @@ def render_report(
 ) -> str:
     """Return the page of a report, with the `progress` of a running run at the top; `live` as in `render_page`."""
     found = [(f"e{place}", experiment, sections(experiment)) for place, experiment in enumerate(report.experiments)]
-    figures = {
-        f"{name}-{figure.name}": figure
-        for name, _, parts in found
-        for _, own in parts.values()
-        for figure in own
-        if figure.views
-    }
-    shown = {name: _samples(name, experiment, open_samples) for name, experiment, _ in found} if open_samples else {}
+    drawn = [(name, figure) for name, _, parts in found for _, own in parts.values() for figure in own]
+    figures = {f"{name}-{figure.name}": figure for name, figure in drawn if figure.views}
+    shown = {}
+    for place, (name, experiment, _) in enumerate(found if open_samples else ()):
+        shown[name] = samples.FirstAndLast(missing=f"Samples are shown for the first {_MOST_OPENED} experiments only.")
+        if open_samples and place < _MOST_OPENED:
+            shown[name] = samples.first_and_last(experiment, open_samples)
     titles = ", ".join(experiment.title for experiment in report.experiments)
     return render_page(
         "report.html", f"{titles or 'no runs'} – graspcl", figures, live, report=report, experiments=found,
@@ -90,8 +80,9 @@ def render_template(template: str, data: dict[str, Any], scripts: list[str], **c
     plotly = require("plotly.offline", "report").get_plotlyjs()
     script = "\n".join(map(_asset, scripts))
     return _environment().get_template(template).render(
-        content_security_policy=_content_security_policy((plotly, script), context.get("live") is not None),
-        data=Markup(json_for_script(data)), plotly=Markup(plotly), script=Markup(script), **context,
+        data=Markup(json_for_script(data)), plotly=Markup(plotly), script=Markup(script),
+        hashes=[base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (plotly, script)],
+        **context,
     )  # fmt: skip
 
 
@@ -101,11 +92,7 @@ def render_part(name: str, *arguments: Any) -> str:
 
 
 def json_for_script(value: Any) -> str:
-    """Return JSON for a script element: nothing in it ends the element or starts a comment.
-
-    >>> json_for_script({"name": "</script>"})
-    '{"name":"\\\\u003c/script\\\\u003e"}'
-    """
+    """Return JSON for a script element: nothing in it ends the element or starts a comment."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -121,16 +108,10 @@ def _environment() -> Environment:
     )  # fmt: skip
     environment.globals |= {
         "asset": lambda name: Markup(_asset(name)), "cell_parts": _cell_parts, "pixels": samples.PIXELS,
-        "plural": plural, "samples_title": samples.TITLE, "spans": _spans, "tables": tables, "tiles": _tiles,
+        "plural": plural, "samples_title": samples.TITLE, "tables": tables, "tiles": _tiles,
     }  # fmt: skip
     environment.filters["shorten"] = shorten
     return environment
-
-
-def _samples(name: str, experiment: Experiment, open_samples: samples.OpenSamples) -> samples.FirstAndLast:
-    if int(name.removeprefix("e")) < _MOST_OPENED:
-        return samples.first_and_last(experiment, open_samples)
-    return samples.FirstAndLast(missing=f"Samples are shown for the first {_MOST_OPENED} experiments only.")
 
 
 def _tiles(experiment: Experiment) -> list[tuple[str, str, str]]:
@@ -167,7 +148,7 @@ def _tiles(experiment: Experiment) -> list[tuple[str, str, str]]:
 def _cell_parts(cell: Cell, column: Column) -> dict[str, Any]:
     """Return the text of a cell, what follows it in small print, its class, and what it is sorted by."""
     if column.numeric:
-        value = "" if isinstance(cell.value, str) or math.isnan(cell.value) else f"{cell.value:.10g}"
+        value = "" if isinstance(cell.value, str) else cell.number
         text, *small = re.split(r" (?=[±(])", cell.text, maxsplit=1)
         return {"text": text, "small": "".join(small), "css": "number", "value": value}
     # A long name may break after _ and /, and before its parameters.
@@ -175,23 +156,6 @@ def _cell_parts(cell: Cell, column: Column) -> dict[str, Any]:
     state = f"state-{cell.text}" if cell.text in ("finished", "damaged", "empty") else ""
     key = f"{cell.value:g}" if isinstance(cell.value, float) else None
     return {"text": text, "small": "", "css": "long" if len(cell.text) > 40 else state, "value": key}
-
-
-def _spans(table: Table) -> list[tuple[str, int]]:
-    """Return the headings above several columns, with how many; empty if there are none."""
-    groups = [column.group for column in table.columns]
-    return [(group, len(list(columns))) for group, columns in groupby(groups)] if any(groups) else []
-
-
-def _content_security_policy(scripts: tuple[str, ...], live: bool) -> str:
-    """Return what the browser may do: run these very scripts, and reach nothing but the server of a live page."""
-    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
-    allowed = " ".join(f"'sha256-{found}'" for found in hashes)
-    reached = "'self'" if live else "'none'"
-    return (
-        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
-        f"connect-src {reached}; base-uri 'none'; form-action 'none'"
-    )
 
 
 def _asset(name: str) -> str:

@@ -42,17 +42,13 @@ def write_figures(report: Report, folder: Path, kind: Kind) -> list[Path]:
             f"figures are drawn as {kind} by a browser: install Chromium or Chrome, or set BROWSER_PATH to one; "
             "--format html, csv, md and tex need none"
         )
-    figures = dict(_named_figures(report, folder, kind))
-    paths = list(figures)
-    for start in range(0, len(paths), _AT_ONCE):
-        some = paths[start : start + _AT_ONCE]
-        for path, image in zip(some, _draw(program, [figures[path] for path in some], kind), strict=True):
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(image)
-            except OSError as error:
-                raise GraspError(f"the figure cannot be written to {path}: {error.strerror}") from error
-    return paths
+    figures = list(_named_figures(report, folder, kind))
+    for start in range(0, len(figures), _AT_ONCE):
+        paths, some = zip(*figures[start : start + _AT_ONCE], strict=True)
+        for path, image in zip(paths, _draw(program, some, kind), strict=True):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(image)
+    return [path for path, _ in figures]
 
 
 def _named_figures(report: Report, folder: Path, kind: Kind) -> Iterator[tuple[Path, dict[str, Any]]]:
@@ -67,11 +63,7 @@ def _named_figures(report: Report, folder: Path, kind: Kind) -> Iterator[tuple[P
 
 
 def standalone(figure: Figure, view: View, width: int = 900) -> dict[str, Any]:
-    """Return a view as plotly takes it, with a complete layout: light, with title and legend.
-
-    >>> standalone(Figure("f", "Title", "", []), View("all", []))["layout"]["title"]["text"]
-    'Title'
-    """
+    """Return a view as plotly takes it, with a complete layout: light, with title and legend."""
     own = {**figure.layout, **view.layout}
     names = [trace for trace in view.data if trace.get("name") and trace.get("showlegend", True)]
     inner = max(200, 1.25 * own.get("meta", {}).get("height", 300))
@@ -106,14 +98,7 @@ def _draw(program: str, figures: Sequence[dict[str, Any]], kind: Kind) -> list[b
             raise GraspError(f"{program} cannot draw figures: {error}") from error
     found = re.findall(r"<pre>(data:image/[^<]*)</pre>", done.stdout.decode("utf-8", "replace"))
     if len(found) != len(figures):
-        reason = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
-        raise GraspError(
-            f"{program} drew {len(found)} of {len(figures)} figures: {' '.join(reason) or 'it gives no reason'}"
-        )
-    return [_decode(html.unescape(address)) for address in found]
-
-
-def _decode(address: str) -> bytes:
-    """Return the content of a data: address."""
-    head, _, content = address.partition(",")
-    return base64.b64decode(content) if head.endswith(";base64") else unquote(content).encode()
+        reason = " ".join(done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]) or "it gives no reason"
+        raise GraspError(f"{program} drew {len(found)} of {len(figures)} figures: {reason}")
+    data = [html.unescape(address).partition(",") for address in found]
+    return [base64.b64decode(text) if head.endswith(";base64") else unquote(text).encode() for head, _, text in data]

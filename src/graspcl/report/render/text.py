@@ -6,7 +6,6 @@ import csv
 import io
 import math
 import re
-from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Literal
@@ -15,11 +14,11 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from graspcl.errors import GraspError
 from graspcl.report import measures
 from graspcl.report.model import Report
 from graspcl.report.paper import paper_table
-from graspcl.report.tables import Cell, Column, Table, environment_tables, experiment_tables, run_list
+from graspcl.report.tables import Cell, Column, Table, environment_tables, experiment_tables, plain_number, run_list
+from graspcl.state import write_whole
 
 WIDE = 110  # columns of a terminal from which on intervals fit next to the means
 _ONE_PAGE = 40  # rows of a LaTeX table; longer tables break across pages
@@ -38,29 +37,17 @@ def terminal(table: Table, width: int = 120) -> RichTable:
         heading, whole = Text(column.heading.replace(" ", "\n")), place > 0 or table.name != "runs"  # paths may wrap
         found.add_column(heading, justify="right" if column.numeric else "left", no_wrap=whole, overflow="fold")
     for row in table.rows:
-        cells = zip(table.columns, row, strict=True)
-        found.add_row(*(Text(_fit(column, cell, width), "bold" if cell.bold else "") for column, cell in cells))
+        cells = zip(row, table.columns, strict=True)
+        found.add_row(*(Text(_fit(cell, column, width), "bold" if cell.bold else "") for cell, column in cells))
     return found
 
 
-def _fit(column: Column, cell: Cell, width: int) -> str:
+def _fit(cell: Cell, column: Column, width: int) -> str:
     if width >= WIDE:
         return cell.text
     if column.numeric:
         return re.sub(r" (?=\()", "\n", cell.text.replace(" ± ", "\n±"))
     return cell.text if "/" in cell.text else re.sub(r" (?=[+·] )|(?=\()", "\n", cell.text)
-
-
-def bar_chart(title: str, values: Mapping[str, float], width: int = 50) -> RichTable:
-    """Return horizontal bars, largest first. Bars start a little below the smallest value."""
-    low, high = min(values.values()), max(values.values())
-    floor = low - 0.1 * (high - low)
-    title = f"{title} (bars start at {floor:.1f})"
-    table = RichTable(title=Text(title), title_justify="left", box=None, padding=(0, 1, 0, 0), show_header=False)
-    for name, value in sorted(values.items(), key=lambda item: -item[1]):
-        share = (value - floor) / (high - floor) if high > floor else 1.0
-        table.add_row(Text(name), "█" * max(1, round(share * width)), f"{value:.2f}")
-    return table
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -75,20 +62,16 @@ def write_tables(report: Report, folder: Path, form: Literal["csv", "md", "tex"]
     found += [(folder, table) for table in (run_list(report.runs), *environment_tables(report.runs))]
     if report.paper:
         found.append((folder, paper_table(report.experiments, report.paper)))
-    written = []
-    for place, table in found:
-        written.append(place / f"{slug(table.name)}.{form}")
-        _write(written[-1], render(table).encode("utf-8", "replace"))  # names of files may hold invalid characters
-    return written
+    files = {place / f"{slug(table.name)}.{form}": render(table) for place, table in found}
+    for path, text in files.items():
+        write_text(path, text)
+    return list(files)
 
 
-def _write(path: Path, content: bytes) -> None:
-    from graspcl.state import write_whole  # imports torch, which the terminal does not need
-
-    try:
-        write_whole(path, lambda file: file.write(content))
-    except OSError as error:
-        raise GraspError(f"the table cannot be written to {path}: {error.strerror}") from error
+def write_text(path: Path, text: str) -> None:
+    """Write a file completely or not at all. Text from names of files may hold characters that UTF-8 does not have."""
+    content = text.encode("utf-8", "replace")
+    write_whole(path, lambda file: file.write(content))
 
 
 def experiment_folders(report: Report, folder: Path) -> list[Path]:
@@ -99,11 +82,7 @@ def experiment_folders(report: Report, folder: Path) -> list[Path]:
 
 
 def slug(text: str) -> str:
-    """Return a text as a file name for any system.
-
-    >>> slug("grasp, seed 0 (0.5x updates)")
-    'grasp-seed-0-0.5x-updates'
-    """
+    """Return a text as a file name for any system."""
     return re.sub(r"[^A-Za-z0-9.=_-]+", "-", text).strip("-.")[:80] or "unnamed"
 
 
@@ -113,21 +92,13 @@ def as_csv(table: Table) -> str:
     for place, column in enumerate(table.columns):
         name = f"{column.group}: {column.heading}" if column.group else column.heading
         cells = [row[place] for row in table.rows]
-        columns.append([name, *(_csv_value(cell, column.numeric) for cell in cells)])
+        columns.append([name, *(cell.number if column.numeric else cell.text for cell in cells)])
         for suffix, values in (("± 95 %", [cell.half for cell in cells]), ("std", [cell.std for cell in cells])):
             if not all(map(math.isnan, values)):
-                columns.append([f"{name} {suffix}", *map(_csv_number, values)])
+                columns.append([f"{name} {suffix}", *map(plain_number, values)])
     file = io.StringIO()
     csv.writer(file, lineterminator="\n").writerows(zip(*columns, strict=True))
     return file.getvalue()
-
-
-def _csv_value(cell: Cell, numeric: bool) -> str:
-    return _csv_number(cell.value) if numeric and not isinstance(cell.value, str) else cell.text
-
-
-def _csv_number(value: float) -> str:
-    return "" if math.isnan(value) else f"{value:.10g}"
 
 
 def as_markdown(table: Table) -> str:
@@ -144,8 +115,7 @@ def as_markdown(table: Table) -> str:
 
 def _md(text: str) -> str:
     """Escape text for Markdown, on one line."""
-    line = re.sub(r"\s+", " ", text)
-    return re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", line)
+    return re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", re.sub(r"\s+", " ", text))
 
 
 # -- LaTeX -------------------------------------------------------------------------------------------------------------
@@ -160,19 +130,11 @@ _TEX = {
 
 
 def as_latex(table: Table) -> str:
-    r"""Return a table in the form of the paper's: groups of columns separated, the best in bold, intervals small.
-
-    >>> from graspcl.report.tables import Mean, mean_cell, text_cell
-    >>> columns = [Column("Method", numeric=False), Column("μ_N")]
-    >>> table = Table("t", "T", columns, [[text_cell("a_b"), mean_cell(Mean(68.13, 0.13), bold=True)]])
-    >>> print(as_latex(table).splitlines()[7].strip())
-    a\_b & $\mathbf{68.13}$ \tiny $\pm 0.13$ \\
-    """
-    groups = [column.group for column in table.columns]
-    edges = ["|" if place and groups[place] != groups[place - 1] else "" for place in range(len(groups))]
-    form = "".join(f"{edge}{'c' if column.numeric else 'l'}" for edge, column in zip(edges, table.columns, strict=True))
+    """Return a table in the form of the paper's: groups of columns separated, the best in bold, intervals small."""
+    groups = groupby(table.columns, lambda column: column.group)
+    form = "|".join("".join("c" if column.numeric else "l" for column in own) for _, own in groups)
     headings = " & ".join(_tex_heading(column.heading) for column in table.columns)
-    head = [r"    \hline", *_tex_groups(groups), rf"    {headings} \\", r"    \hline"]
+    head = [r"    \hline", *_tex_groups(table), rf"    {headings} \\", r"    \hline"]
     caption = rf"\caption{{\textbf{{{_tex(table.title)}.}} {_tex(table.caption)}}}"
     rows = []
     for row in table.rows:
@@ -190,16 +152,13 @@ def _tex_heading(heading: str) -> str:
     return {**symbols, **_OTHER_HEADINGS}.get(heading, _tex(heading))
 
 
-def _tex_groups(groups: list[str]) -> list[str]:
-    """Return the row of headings above several columns."""
-    if not any(groups):
-        return []
-    spans = [(group, len(list(columns))) for group, columns in groupby(groups)]
+def _tex_groups(table: Table) -> list[str]:
+    """Return the row of headings above several columns, if there are any."""
     cells = []
-    for place, (group, size) in enumerate(spans):
-        edge = "|" if place + 1 < len(spans) else ""
+    for place, (group, size) in enumerate(table.spans):
+        edge = "|" if place + 1 < len(table.spans) else ""
         cells.append(rf"\multicolumn{{{size}}}{{c{edge}}}{{\textbf{{{_tex(group)}}}}}" if group else "")
-    return [rf"    {' & '.join(cells)} \\"]
+    return [rf"    {' & '.join(cells)} \\"] if cells else []
 
 
 def _tex_cell(cell: Cell, numeric: bool) -> str:
