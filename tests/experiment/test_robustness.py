@@ -14,10 +14,11 @@ from made_up import Notes
 
 from graspcl import cache
 from graspcl.errors import GraspError
-from graspcl.experiment import Config, RunFolder, change, encoding, from_plain, run
+from graspcl.experiment import RunFolder, encoding, run
 from graspcl.experiment.prepare import prepare
 from graspcl.policy import policies
 from graspcl.progress import Silent
+from graspcl.settings import Config, change, from_plain
 from graspcl.state import load_state
 
 pytest.importorskip("PIL", reason="needs graspcl[images]")
