@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -105,7 +104,7 @@ def fitted_codec(
                 progress.note(f"{error}; training the codec again")
         if latents is not None:
             found = torch.from_numpy(latents.values[fit_on[latents.readable[fit_on]]])
-            codec.fit(_with_padding(network, found, lambda padding: _encode(network, padding)).float())
+            codec.fit(_with_padding(network, found, latent=True).float())
         else:
             rng = generator(config.seed, "codec")
             fit_codec(network, codec, lambda rows: _with_padding(network, samples.read_some(rows)[0]), fit_on, rng=rng)
@@ -116,10 +115,8 @@ def fitted_codec(
     return codec
 
 
-def _with_padding(
-    network: SplitNetwork, values: torch.Tensor, encode: Callable[[torch.Tensor], torch.Tensor] = lambda x: x
-) -> torch.Tensor:
-    """Return inputs [n, …], or latents by `encode`, with one padding vector for four of them, if the network pads.
+def _with_padding(network: SplitNetwork, values: torch.Tensor, latent: bool = False) -> torch.Tensor:
+    """Return inputs [n, …], or latents, with one padding vector for four of them, if the network pads.
 
     The first texts may all have the full length, and a codec only reproduces what it was trained on. With this much
     padding every codebook contains it: training starts with centroids at random vectors.
@@ -127,18 +124,16 @@ def _with_padding(
     padding = getattr(network.frozen, "padding_input", None)
     if padding is None:
         return values
-    more = encode(padding).to(values)
+    more = (_encode(network, padding) if latent else padding).to(values)
     return torch.cat([values, more.expand(-(-len(values) // 4), *more.shape[1:])])
 
 
 def first_readable(samples: Samples[Any]) -> Any:
     """Return the first sample that can be read, as a batch of one."""
-    problems: list[str] = []
     for index in range(len(samples)):
-        found, kept, wrong = samples.read_some(np.array([index]))
+        found, kept, problems = samples.read_some([index])
         if len(kept):
             return found
-        problems += wrong
     raise GraspError(f"none of the {len(samples)} samples of {samples.name} can be read: {problems[0]}")
 
 

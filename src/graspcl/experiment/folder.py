@@ -144,14 +144,14 @@ class RunFolder:
         with _disk_errors(self.path):
             write_whole(self.path / name, lambda file: file.write(content))
 
-    # -- checkpoints ---------------------------------------------------------------------------------------------------
-
     def save_checkpoint(self, state: dict[str, Any]) -> None:
         """Save a state to resume from, in one step; the previous one is kept too."""
-        number = max((int(path.stem) for path in self._checkpoints()), default=0) + 1
+        found = self._checkpoints()
+        number = int(found[-1].stem) + 1 if found else 1
         save_state(self.path / "checkpoints" / f"{number:06d}.safetensors", state)
-        with contextlib.suppress(GraspError):
-            self.drop_checkpoints(all_but=_CHECKPOINTS)
+        with contextlib.suppress(OSError):
+            for old in found[: 1 - _CHECKPOINTS]:
+                old.unlink()
 
     def load_checkpoint(self, note: Callable[[str], None]) -> dict[str, Any] | None:
         """Return the newest readable state; call `note` about damaged ones."""

@@ -31,11 +31,7 @@ class TestSet:
         self.codes, self.labels, self.arrived = codes, labels, arrived
 
     def predict(self, learner: Learner, session: int) -> tuple[Array, float, float]:
-        """Predict after a session.
-
-        Returns:
-            Predictions [n], -1 for classes that have not arrived; accuracy and top-5 accuracy of the others in percent.
-        """
+        """Return predictions [n] after a session, -1 for classes to come; accuracy and top-5 accuracy of the others."""
         known = np.flatnonzero(self.arrived <= session)
         predicted = np.full(len(self.labels), -1)
         hits = 0

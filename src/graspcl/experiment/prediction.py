@@ -33,8 +33,8 @@ _BATCH = {"images": 64, "texts": 256}
 def load_learner(folder: Path) -> Learned:
     """Load the learner of the finished run in `folder`, ready to predict. The run's data are not needed.
 
-    The run must have kept its state (`checkpoint.keep` "state", the default). If this machine cannot execute the
-    network as the run did, for example on cuda, it is executed in the default way.
+    The run must have kept its state (`checkpoint.keep`). If this machine cannot execute the network as the run did, for
+    example on cuda, it is executed in the default way.
 
     >>> learned = load_learner(Path("runs/mine"))  # doctest: +SKIP
     >>> learned.predict(["photos/1.jpg", "photos/2.jpg"]).names  # doctest: +SKIP
@@ -48,8 +48,12 @@ def load_learner(folder: Path) -> Learned:
     if state is None:
         why = damage[0].partition(";")[0] if damage else "it kept no state; run it with --checkpoint.keep state"
         raise GraspError(f"the run in {folder} cannot be loaded: {why}")
-    config = replace(config, execution=_possible(config.execution))
-    names = place.class_names()
+    execution, names = replace(config.execution, compile=False), place.class_names()  # compiling takes minutes
+    try:
+        execution.make()
+    except GraspError:
+        execution = ExecutionConfig()
+    config = replace(config, execution=execution)
     try:
         codec = _codec(config, state["learner"]["buffer"]["codec"] or {})
         learner = make_learner(config, build_network(config), codec, len(names))
@@ -64,16 +68,6 @@ def load_learner(folder: Path) -> Learned:
 def reopen(folder: Path, progress: Progress | None = None) -> Learner:
     """Return the learner of a finished run: network, buffer, policy and generators as the run left them."""
     return load_learner(folder).learner
-
-
-def _possible(execution: ExecutionConfig) -> ExecutionConfig:
-    """Return the run's execution without compiling, which takes minutes; or what every machine can do."""
-    uncompiled = replace(execution, compile=False)
-    try:
-        uncompiled.make()
-    except GraspError:
-        return ExecutionConfig()
-    return uncompiled
 
 
 def _codec(config: Config, state: dict[str, Any]) -> Codec:
@@ -212,8 +206,4 @@ def _text_fault(text: object) -> str:
         return "no text" if text is None else f"text is {reprlib.repr(text)}, not a string"
     if not text or text.isspace():
         return "empty text"
-    try:
-        text.encode()
-    except UnicodeError:
-        return "text is not UTF-8"
-    return ""
+    return "" if text.encode(errors="ignore").decode() == text else "text is not UTF-8"

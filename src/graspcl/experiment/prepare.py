@@ -11,20 +11,21 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 
 from graspcl import __version__
 from graspcl.buffer import Buffer, Codes, rules
 from graspcl.cache import CachedRows, cached_rows, digest_of, lock
 from graspcl.checks import Array
 from graspcl.codec import Codec, Encoded, Identity, codecs
-from graspcl.data import Samples, Subset, open_samples
+from graspcl.data import Samples, Subset, data_sources, open_samples
 from graspcl.data.samples import few
 from graspcl.errors import GraspError
 from graspcl.experiment.encoding import encode_samples, first_readable, fitted_codec
-from graspcl.experiment.inputs import as_inputs
 from graspcl.experiment.pretraining import Pretrained, build_network, pretrain_network
-from graspcl.learner import Learner, column_shapes, learners
+from graspcl.learner import Learner, Optimiser, column_shapes, learners
 from graspcl.model import SplitNetwork, veridical
+from graspcl.model.texts import TextInputs
 from graspcl.policy import Budget, policies
 from graspcl.policy.uniform import UniformBalanced
 from graspcl.pretrain import fit_codec, save_weights, train_accuracy
@@ -158,7 +159,7 @@ def _stamp(path: str | None) -> list[tuple[str, int, int]]:
 def open_data(config: Config) -> tuple[Samples[Any], Array]:
     """Return the samples of a run, and its class order [classes]."""
     data = config.data
-    samples = as_inputs(open_samples(data, config.reads), config)
+    samples = _as_inputs(open_samples(data, config.reads), config)
     order = class_order(config.stream.order, samples.classes, generator(config.seed, "stream"))
     if data.tasks is None and (data.classes, data.per_class, data.test_per_class) != (None, None, None):
         number = data.classes if data.classes is not None else len(order)
@@ -178,6 +179,30 @@ def open_data(config: Config) -> tuple[Samples[Any], Array]:
             raise GraspError(f"{wrong}: set --stream.base_classes {number}")
         order = np.array([*home])
     return samples, order
+
+
+def _as_inputs(samples: Samples[Any], config: Config) -> Samples[Any]:
+    """Return samples that the configured network can read."""
+    path = config.data.path
+    gives = data_sources.declared(path, "gives") if path in data_sources else None
+    texts = config.reads != "images" if gives is None else gives == "texts"
+    return EncodedTexts(samples, TextInputs.of(config.network.name, config.network.parameters)) if texts else samples
+
+
+class EncodedTexts(Samples[torch.Tensor]):
+    """Texts through `TextInputs`, with their labels, splits and tasks; `texts` are the texts themselves."""
+
+    def __init__(self, texts: Samples[list[str]], encoder: TextInputs) -> None:
+        self.texts, self.encoder = texts, encoder
+        split = (texts.labels, texts.ids, texts.train, texts.test)
+        super().__init__(texts.name, texts.version, texts.classes, *split, {**texts.options, **encoder.fingerprint()})
+        self.problems = texts.problems
+        self.task_of, self.tasks = getattr(texts, "task_of", None), getattr(texts, "tasks", None)
+
+    def read(self, indices: ArrayLike) -> torch.Tensor:
+        """Return the encoded texts at `indices` [n]."""
+        encoded = torch.as_tensor(self.encoder.encode(self.texts.read(indices)))
+        return encoded.float() if encoded.is_floating_point() else encoded
 
 
 def fit_to_data(config: Config) -> Config:
@@ -307,8 +332,8 @@ def make_learner(config: Config, network: SplitNetwork, codec: Codec, classes: i
     columns = {**column_shapes(rule, network), **kind.columns(classes, **parameters)}
     buffer = Buffer(config.buffer.capacity, codec, rule, columns, rng=generator(config.seed, "buffer"))
     policy, rng = policies.create(config.policy.name, **config.policy.parameters), generator(config.seed, "policy")
-    execution = config.execution.make()
-    return kind(network, buffer, policy, config.optimiser.make(), rng, execution=execution, **parameters)
+    optimiser, execution = Optimiser(**vars(config.optimiser)), config.execution.make()
+    return kind(network, buffer, policy, optimiser, rng, execution=execution, **parameters)
 
 
 def base_key(config: Config) -> str:
@@ -338,7 +363,7 @@ def learn_base(config: Config, prepared: Prepared, learner: Learner, folder: Pat
                 progress.note(f"{error}; learning the base samples again")
         if state is None:
             learner.policy = UniformBalanced(replace=False)
-            learner.optimiser = (config.base.optimiser or config.optimiser).make()
+            learner.optimiser = Optimiser(**vars(config.base.optimiser or config.optimiser))
             base = prepared.stream.base
             for part in (base[start : start + _CHUNK] for start in range(0, len(base), _CHUNK)):
                 learner.observe_codes(prepared.codes[part], prepared.samples.labels[part], part)

@@ -60,13 +60,17 @@ def pretrain_network(
         network.head.grow(len(rows))
     if weights is not None:
         progress.note(f"{weights}: {load_weights(network, weights, part='body')}")
-    key = _training_key(config, samples, base, network)
+    plan = {name: getattr(config.base, name) for name in ("epochs", "batch_size", "lr")}
+    settings, execution = trainers.get(method).settings_class(**plan), config.execution.make()
+    body = {name: value for name, value in network.state_dict().items() if not name.endswith("_extra_state")}
+    # Everything that training depends on; initial weights by their contents.
+    depends = [_VERSION, samples.fingerprint(), digest_of({"base": base}), {"method": method, **plan}, config.seed]
+    how = [str(config.network), execution.precision, execution.device.partition(":")[0]]
+    key = digest([*depends, digest_of(body), *how])[:16]
     folder = cache_folder() / "base" / key
     row_of = np.full(len(samples.classes), -1)
     row_of[known] = np.arange(len(known))
-    plan = {name: getattr(config.base, name) for name in ("epochs", "batch_size", "lr")}
-    settings = trainers.get(method).settings_class(**plan)
-    network.execute(config.execution.make())
+    network.execute(execution)
     with lock(folder / "lock"):
         labels, rng = row_of[samples.labels[base]], generator(config.seed, "base")
         log = pretrain_once(network, folder, method, samples.read, base, labels, settings, rng, progress)
@@ -79,12 +83,3 @@ def header(weights: str) -> dict[str, Any]:
         return dict(read_header(weights))
     except GraspError:
         return {}
-
-
-def _training_key(config: Config, samples: Samples[Any], base: Array, network: SplitNetwork) -> str:
-    """Identify everything that training depends on; initial weights by their contents."""
-    settings = {name: getattr(config.base, name) for name in ("method", "epochs", "batch_size", "lr")}
-    body = {name: value for name, value in network.state_dict().items() if not name.endswith("_extra_state")}
-    depends = [_VERSION, samples.fingerprint(), digest_of({"base": base}), settings, config.seed, digest_of(body)]
-    execution = config.execution.make()
-    return digest([*depends, str(config.network), execution.precision, execution.device.partition(":")[0]])[:16]

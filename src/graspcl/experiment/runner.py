@@ -109,19 +109,17 @@ class _RunLoop:
                 self._session(len(self.records) + 1, self._interrupted)
             self.live.passed(len(self.records))
             for chunk in self.stream.resume():
-                self._observe(chunk.indices)
+                indices = chunk.indices
+                codes, labels = self.prepared.codes[indices], self.prepared.samples.labels[indices]
+                if self.held_out is not None:
+                    kept = self.held_out.take(codes, labels, indices)
+                    codes, labels, indices = codes[kept], labels[kept], indices[kept]
+                if len(indices):
+                    self.learner.observe_codes(codes, labels, indices)
                 self.live.beat()
                 if chunk.ends_session:
                     self._session(chunk.session)
         return self._conclude()
-
-    def _observe(self, indices: Array) -> None:
-        labels, codes = self.prepared.samples.labels[indices], self.prepared.codes[indices]
-        if self.held_out is not None:
-            kept = self.held_out.take(codes, labels, indices)
-            indices, labels, codes = indices[kept], labels[kept], codes[kept]
-        if len(indices):
-            self.learner.observe_codes(codes, labels, indices)
 
     # -- a session -----------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import multiprocessing
 import signal
 import sys
@@ -45,61 +46,58 @@ def sweep(
     """
     for one in {replace(config, seed=0).path: config for config in configs}.values():
         check_run(one)
-    outcome, waiting = Outcome(), {config.path: config for config in configs}
-    order = {folder / path: number for number, path in enumerate(waiting)}
-    for path, config in list(waiting.items()):
-        place = RunFolder(folder / path)
+    wanted = {folder / config.path: config for config in configs}
+    reasons: dict[Path, str] = {}  # of failures; empty for finished runs
+    for path, config in wanted.items():
+        place = RunFolder(path)
         try:
             if place.holds(config) and place.finished:
                 place.summary()  # it must be readable
-                outcome.finished.append(place.path)
-                del waiting[path]
+                reasons[path] = ""
         except GraspError as error:  # a damaged folder
-            outcome.failed[place.path] = str(error)
-            del waiting[path]
-    if outcome.finished:
-        progress.note(f"{len(outcome.finished)} runs were finished before")
-    if waiting:
-        cache = PreparedCache()
-        first = next(iter(waiting.values()))
+            reasons[path] = str(error)
+    if finished := [*reasons.values()].count(""):
+        progress.note(f"{finished} runs were finished before")
+    if waiting := {path: config for path, config in wanted.items() if path not in reasons}:
+        cache, first = PreparedCache(), next(iter(waiting.values()))
         if not first.base.trains:
             cache.get(first, progress)  # now the latents are in the cache on disk, for all processes
-        _run_all(waiting, folder, progress, workers, title, outcome, cache if isinstance(workers, _Here) else None)
-    outcome.finished.sort(key=order.__getitem__)
-    return outcome
+        own = cache if isinstance(workers, _Here) else None
+        reasons |= _run_all(waiting, folder, progress, workers, title, own)
+    failed = {path: reasons[path] for path in wanted if reasons[path]}
+    return Outcome([path for path in wanted if path not in failed], failed)
 
 
 def _run_all(
-    configs: dict[str, Config], folder: Path, progress: Progress, workers: Executor, title: str, outcome: Outcome,
+    configs: dict[Path, Config], folder: Path, progress: Progress, workers: Executor, title: str,
     cache: PreparedCache | None,
-) -> None:  # fmt: skip
-    alike: dict[str, list[str]] = {}  # runs that start from the same state
+) -> dict[Path, str]:  # fmt: skip
+    """Run all, after the states from which they start; return why each failed, or an empty text."""
+    alike: dict[str, list[Path]] = {}  # runs that start from the same state
     for path, config in configs.items():
         alike.setdefault(base_key(config), []).append(path)
-    runs: dict[Future[str], Path] = {}
+    runs, reasons = dict[Future[str], Path](), dict[Path, str]()
     with progress.task(title, len(alike) + len(configs)) as advance:
         try:
             bases = {workers.submit(_task, configs[paths[0]], folder, cache, True): paths for paths in alike.values()}
             for base in as_completed(bases):
                 for path in bases[base]:
                     if reason := base.result():
-                        outcome.failed[folder / path] = reason
+                        reasons[path] = reason
                         advance(1)
                     else:
-                        runs[workers.submit(_task, configs[path], folder, cache)] = folder / path
+                        runs[workers.submit(_task, configs[path], folder, cache)] = path
                 advance(1)
             for done in as_completed(runs):
-                if reason := done.result():
-                    outcome.failed[runs[done]] = reason
-                else:
-                    outcome.finished.append(runs[done])
+                reasons[runs[done]] = done.result()
                 advance(1)
         except BrokenProcessPool as error:
             killed = "a worker process was killed, perhaps for lack of memory"
             raise GraspError(f"{killed}; finished runs are kept: run the same command again to resume") from error
+    return reasons
 
 
-_of_this_worker: PreparedCache | None = None  # set when a worker process starts
+_own_cache = functools.cache(PreparedCache)  # one in each worker process
 
 
 def _task(config: Config, folder: Path, cache: PreparedCache | None, only_base: bool = False) -> str:
@@ -107,7 +105,7 @@ def _task(config: Config, folder: Path, cache: PreparedCache | None, only_base: 
 
     failure.txt has the traceback of a failure that is not the user's mistake.
     """
-    base, cache = folder / config.folder / "base", cache or _of_this_worker or PreparedCache()
+    base, cache = folder / config.folder / "base", cache or _own_cache()
     place = base if only_base else folder / config.path
     try:
         if only_base:
@@ -167,7 +165,6 @@ class _Pool(ProcessPoolExecutor):
 
 
 def _start_worker(threads: int, plugins: tuple[Path, ...]) -> None:
-    global _of_this_worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent decides for all
     if sys.platform == "linux":  # the kernel ends this process when its parent is gone
         with contextlib.suppress(OSError, AttributeError):
@@ -177,4 +174,3 @@ def _start_worker(threads: int, plugins: tuple[Path, ...]) -> None:
     torch.set_num_threads(threads)
     for path in plugins:
         load_plugin(path)
-    _of_this_worker = PreparedCache()

@@ -18,7 +18,6 @@ from graspcl.checks import Count, Natural, NonNegative, Positive, Range, checked
 from graspcl.errors import GraspError
 
 if TYPE_CHECKING:
-    from graspcl.learner import Optimiser
     from graspcl.model import Execution
 
 
@@ -72,7 +71,7 @@ class StreamConfig:
 @checked
 @dataclass(frozen=True)
 class OptimiserConfig:
-    """Settings of `graspcl.learner.Optimiser`."""
+    """Settings of `graspcl.learner.Optimiser`, without torch."""
 
     name: Literal["sgd", "adamw"] = "sgd"
     lr: Positive = 1.6
@@ -80,12 +79,6 @@ class OptimiserConfig:
     weight_decay: NonNegative = 1e-5
     layer_decay: Annotated[float, Range(0, 1, above=True)] = 0.99
     schedule: Literal["onecycle", "constant"] = "onecycle"
-
-    def make(self) -> Optimiser:
-        """Make the optimiser."""
-        from graspcl.learner import Optimiser
-
-        return Optimiser(**asdict(self))
 
 
 @checked

@@ -64,10 +64,8 @@ def parse_parts(text: str) -> list[Part]:
     [Part(name='grasp', parameters={}), Part(name='mir', parameters={'candidates': 5, 'mode': 'top'})]
     """
     found = []
-    for word in re.findall(r"[^,(]+(?:\([^)]*\))?", text):
+    for word in re.findall(r"[^,(\s][^,(]*(?:\([^)]*\))?", text):
         name, _, inner = word.strip().partition("(")
-        if not name:
-            continue
         pairs = [pair.partition("=") for pair in inner.rstrip(")").split(",") if pair.strip()]
         if wrong := [key for key, equals, _ in pairs if not equals]:
             raise GraspError(f"{word.strip()}: write a parameter as name=value, got {wrong[0]!r}")

@@ -61,9 +61,6 @@ def read_toml(path: Traversable) -> dict[str, Any]:
         raise GraspError(f"{path} is not a TOML file: {error}") from error
 
 
-# -- flat settings -----------------------------------------------------------------------------------------------------
-
-
 def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings by their full dotted names, with the shorthands of groups written out.
 
@@ -111,10 +108,8 @@ def _place(name: str) -> tuple[str, str, type]:
     """Return the name of the group that a setting is in, its key there, and the group; the tree itself for others."""
     place, _, key = name.rpartition(".")
     group = _group_at(place)
-    return (place, key, group) if group is not None and _takes_parameters(group) else ("", "", Config)
-
-
-# -- the tree ----------------------------------------------------------------------------------------------------------
+    chooses = group is not None and any(item.name == "parameters" for item in dataclasses.fields(group))
+    return (place, key, group) if group is not None and chooses else ("", "", Config)
 
 
 def _build(group: type, values: Mapping[str, Any], prefix: str = "") -> Any:
@@ -200,9 +195,6 @@ def parse(value: Any) -> Any:
     return value
 
 
-# -- the shape of the tree ---------------------------------------------------------------------------------------------
-
-
 def all_settings(group: type = Config, prefix: str = "") -> list[tuple[str, Any]]:
     """Return the dotted names of all settings, with their types; a part is one setting."""
     found: list[tuple[str, Any]] = []
@@ -229,10 +221,6 @@ def _group_in(kind: Any) -> type | None:
 def _first(group: type) -> str:
     """Return the setting that stands for a group."""
     return next(iter(_kinds(group)))
-
-
-def _takes_parameters(group: type) -> bool:
-    return any(item.name == "parameters" for item in dataclasses.fields(group))
 
 
 @cache

@@ -18,6 +18,7 @@ def idle_reason(config: Config, name: str) -> str | None:
     'without stop.patience no session ends early'
     """
     base, stream, updates = config.base, config.stream, config.budget.updates
+    reads = config.reads if name.startswith("data.") else ""  # it loads torch
     no_base = not stream.base_classes and stream.file is None
     adamw = [one is not None and one.name == "adamw" for one in (config.optimiser, base.optimiser)]
     for pattern, idle, reason in (
@@ -29,13 +30,11 @@ def idle_reason(config: Config, name: str) -> str | None:
         ("codec.*", config.rehearsal == "veridical", "veridical rehearsal stores samples unmodified"),
         ("optimiser.momentum", adamw[0], "AdamW has none"),
         ("base.optimiser.momentum", adamw[1], "AdamW has none"),
+        ("data.pixels", reads != "images", "the network reads texts, not images"),
+        ("data.(text|label|tasks)", reads == "images", "the network reads images, not texts"),
     ):
         if idle and re.fullmatch(pattern, name):
             return reason
-    if name == "data.pixels" and config.reads != "images":
-        return "the network reads texts, not images"
-    if name in ("data.text", "data.label", "data.tasks") and config.reads == "images":
-        return "the network reads images, not texts"
     return _idle_in_stream(config, name.removeprefix("stream.")) if name.startswith("stream.") else None
 
 
