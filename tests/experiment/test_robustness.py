@@ -206,7 +206,7 @@ def test_what_another_run_left_in_the_cache_changes_nothing(photos, tmp_path, mo
     run(settings(photos, **TRAINED), tmp_path / "first")
     notes = Notes()
     run(settings(photos, policy="uniform", **TRAINED), tmp_path / "second", notes)
-    assert "pretraining was done before" in notes
+    assert "pretraining: read from the cache" in notes
     monkeypatch.setenv("GRASPCL_CACHE", str(tmp_path / "other cache"))
     run(settings(photos, policy="uniform", **TRAINED), tmp_path / "alone")
     assert differences(tmp_path / "second", tmp_path / "alone") == []

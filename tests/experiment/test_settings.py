@@ -253,7 +253,7 @@ def test_what_cannot_work_is_refused_before_data_are_read(options, message, add_
         ("imagenet-1k", {"base.optimiser.lr": 0.1}, "base.passes 0"),
         ("mobilevit-imagenet-300", {"optimiser.momentum": 0.5}, "AdamW has none"),
         ("listings", {"base.lr": 0.1}, "base.method none trains nothing"),
-        ("listings", {"base.epochs": 3, "base.method": "weights"}, "with base.method weights nothing is trained"),
+        ("listings", {"base.epochs": 3, "base.method": "weights"}, "base.method weights trains nothing"),
         ("listings", {"data.pixels": 64}, "texts, not images"),
         ("places-lt", {"base.passes": 2}, "no base classes"),
         ("text-order-1", {"stream.base_classes": 2}, "streams of kind task_incremental take no base_classes"),

@@ -130,10 +130,12 @@ def _with_padding(network: SplitNetwork, values: torch.Tensor, latent: bool = Fa
 
 def first_readable(samples: Samples[Any]) -> Any:
     """Return the first sample that can be read, as a batch of one."""
+    problems: list[str] = []
     for index in range(len(samples)):
-        found, kept, problems = samples.read_some([index])
+        found, kept, wrong = samples.read_some([index])
         if len(kept):
             return found
+        problems += wrong
     raise GraspError(f"none of the {len(samples)} samples of {samples.name} can be read: {problems[0]}")
 
 

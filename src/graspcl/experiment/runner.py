@@ -121,8 +121,6 @@ class _RunLoop:
                     self._session(chunk.session)
         return self._conclude()
 
-    # -- a session -----------------------------------------------------------------------------------------------------
-
     def _session(self, number: int, state: dict[str, Any] | None = None) -> None:
         """Rehearse for one session, or for the rest of an interrupted one, and record it."""
         seed, settings, learner = self.config.seed, self.config.measure, self.learner
@@ -196,8 +194,6 @@ class _RunLoop:
         self._save_if_due(lambda: None)
         self.live.passed(number)
 
-    # -- the end -------------------------------------------------------------------------------------------------------
-
     def _conclude(self) -> dict[str, Any]:
         summary = self._summary()
         keep = self.config.checkpoint.keep == "state"
@@ -232,8 +228,6 @@ class _RunLoop:
             "unreadable_samples": int((~self.prepared.readable).sum()),
         }  # fmt: skip
         return {name: _or_none(value) for name, value in summary.items()}
-
-    # -- state ---------------------------------------------------------------------------------------------------------
 
     def _restore(self, base: Path) -> dict[str, Any] | None:
         """Load the last checkpoint, or go to the start of the stream; return the session that was interrupted."""
