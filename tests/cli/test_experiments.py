@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from graspcl.experiment import preset
+from graspcl.settings import preset
 from graspcl.settings.config import as_plain
 from graspcl.settings.presets import names
 

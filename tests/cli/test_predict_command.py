@@ -22,7 +22,8 @@ WORDS = {"fruit": "apple pear plum", "money": "bank loan rate", "sport": "goal m
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A folder with the runs `images` and `texts`, and what they learned from."""
-    from graspcl.experiment import from_plain, run
+    from graspcl.experiment import run
+    from graspcl.settings import from_plain
 
     image = pytest.importorskip("PIL.Image", reason="needs graspcl[images]")
     if importlib.util.find_spec("wordllama") is None:

@@ -13,9 +13,10 @@ import torch
 from graspcl.cli.pretrain import pretrain
 from graspcl.codec import OPQ, Half
 from graspcl.errors import GraspError
-from graspcl.experiment import from_plain, run
+from graspcl.experiment import run
 from graspcl.model import make_network
 from graspcl.pretrain import Trainer, load_codec, load_weights, read_header, read_weights
+from graspcl.settings import from_plain
 from graspcl.settings.config import as_plain
 
 pytest.importorskip("PIL", reason="needs graspcl[demo]")

@@ -5,7 +5,8 @@ from killing import Driver
 from made_up import Clusters, Notes, clusters_in, settings_of_clusters
 
 from graspcl.data import data_sources
-from graspcl.experiment import Config, change, run
+from graspcl.experiment import run
+from graspcl.settings import Config, change
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from graspcl.data import Samples, data_sources
-from graspcl.experiment import Config, change, preset
 from graspcl.progress import Silent
+from graspcl.settings import Config, change, preset
 
 
 class Clusters(Samples[torch.Tensor]):

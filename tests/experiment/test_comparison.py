@@ -14,11 +14,12 @@ from rich.console import Console
 
 from graspcl.cli.experiments import DEMO_POLICIES, demo
 from graspcl.errors import GraspError
-from graspcl.experiment import RunFolder, change, make_workers, preset, sweep
+from graspcl.experiment import RunFolder, make_workers, sweep
 from graspcl.learner import learners
 from graspcl.policy import policies
 from graspcl.progress import Silent
 from graspcl.report import comparison, rows
+from graspcl.settings import change, preset
 from graspcl.settings.grid import grid
 
 ROOT = Path(__file__).parents[2]

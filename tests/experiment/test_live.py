@@ -11,9 +11,10 @@ from types import SimpleNamespace
 import pytest
 
 from graspcl.errors import GraspError
-from graspcl.experiment import change, live, run
+from graspcl.experiment import live, run
 from graspcl.learner import Rehearsal
 from graspcl.progress import Silent
+from graspcl.settings import change
 
 
 class Counts(Silent):

@@ -8,8 +8,9 @@ import sys
 import pytest
 
 from graspcl.errors import GraspError, MissingExtra
-from graspcl.experiment import change, run
+from graspcl.experiment import run
 from graspcl.experiment.loggers import LOGGERS, Logger, Loggers, catch_up, make_loggers
+from graspcl.settings import change
 
 PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
 CONFIG = {"name": "toy", "seed": 3, "buffer": {"capacity": "8MB"}}

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from graspcl.errors import GraspError
-from graspcl.experiment import Config, change, from_plain, load_learner, run
+from graspcl.experiment import load_learner, run
 from graspcl.experiment.prepare import open_data
+from graspcl.settings import Config, change, from_plain
 from graspcl.settings.presets import preset
 
 PIXELS, COLOURS = 16, ("red", "lime", "blue", "white")

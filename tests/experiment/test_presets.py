@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,9 @@ import pytest
 import torch
 
 from graspcl.errors import GraspError
-from graspcl.experiment import Part, change, preset, run
+from graspcl.experiment import run
 from graspcl.model import make_network
+from graspcl.settings import Part, change, preset
 from graspcl.settings.config import OptimiserConfig, as_plain
 from graspcl.settings.presets import about, names
 from graspcl.settings.read import read_toml
@@ -102,7 +104,7 @@ def test_full_scale_is_the_papers(name, rehearsal):
     assert config.rehearsal == rehearsal
     unbounded = preset(name, "full", rehearsal, "unbounded")
     assert unbounded.buffer.capacity is None
-    assert unbounded == config.with_(name=unbounded.name, buffer=unbounded.buffer)
+    assert unbounded == replace(config, name=unbounded.name, buffer=unbounded.buffer)
 
 
 @pytest.mark.parametrize("name", TEXT_ORDERS)

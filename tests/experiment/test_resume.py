@@ -17,8 +17,9 @@ from killing import differences, make_photos, only_run
 from safetensors.torch import save_file
 
 from graspcl.errors import GraspError
-from graspcl.experiment import change, from_plain, run
+from graspcl.experiment import run
 from graspcl.policy import policies
+from graspcl.settings import change, from_plain
 from graspcl.settings.read import read_toml
 from graspcl.state import load_state
 

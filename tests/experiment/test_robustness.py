@@ -14,10 +14,11 @@ from made_up import Notes
 
 from graspcl import cache
 from graspcl.errors import GraspError
-from graspcl.experiment import Config, RunFolder, change, encoding, from_plain, run
+from graspcl.experiment import RunFolder, encoding, run
 from graspcl.experiment.prepare import prepare
 from graspcl.policy import policies
 from graspcl.progress import Silent
+from graspcl.settings import Config, change, from_plain
 from graspcl.state import load_state
 
 pytest.importorskip("PIL", reason="needs graspcl[images]")
@@ -205,7 +206,7 @@ def test_what_another_run_left_in_the_cache_changes_nothing(photos, tmp_path, mo
     run(settings(photos, **TRAINED), tmp_path / "first")
     notes = Notes()
     run(settings(photos, policy="uniform", **TRAINED), tmp_path / "second", notes)
-    assert "pretraining was done before" in notes
+    assert "pretraining: read from the cache" in notes
     monkeypatch.setenv("GRASPCL_CACHE", str(tmp_path / "other cache"))
     run(settings(photos, policy="uniform", **TRAINED), tmp_path / "alone")
     assert differences(tmp_path / "second", tmp_path / "alone") == []

@@ -11,12 +11,13 @@ from safetensors.torch import save_file
 from graspcl.cache import lock
 from graspcl.data import Samples
 from graspcl.errors import GraspError
-from graspcl.experiment import change, preset, run
+from graspcl.experiment import run
 from graspcl.experiment.measure import arrivals
 from graspcl.experiment.prepare import PreparedCache, _stamp, arrange, open_data, prepare
 from graspcl.experiment.pretraining import build_network
 from graspcl.progress import Silent
 from graspcl.report import read_run
+from graspcl.settings import change, preset
 from graspcl.settings.config import BaseConfig, StreamConfig
 from graspcl.stream import ClassIncremental, Stream, save_stream
 

@@ -13,8 +13,9 @@ import pytest
 
 from graspcl.data import check_source, open_samples
 from graspcl.errors import GraspError
-from graspcl.experiment import Config, run
+from graspcl.experiment import run
 from graspcl.experiment.prepare import fit_to_data, open_data
+from graspcl.settings import Config
 from graspcl.settings.presets import preset
 from graspcl.settings.read import change
 

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from graspcl.errors import GraspError
-from graspcl.experiment import Config, Part, change, make_workers, preset, run, sweep
+from graspcl.experiment import make_workers, run, sweep
 from graspcl.policy import PlannedPolicy, policies
 from graspcl.progress import Silent
 from graspcl.registry import load_plugin
+from graspcl.settings import Config, Part, change, preset
 from graspcl.settings.grid import grid, parse_parts, parse_seeds
 
 ROOT = Path(__file__).parents[2]

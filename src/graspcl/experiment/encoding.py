@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,22 +12,17 @@ from graspcl.checks import Array
 from graspcl.codec import Codec, codecs
 from graspcl.data import Samples
 from graspcl.errors import GraspError
-from graspcl.experiment.pretraining import Pretrained, header, store
+from graspcl.experiment.pretraining import Pretrained, header
 from graspcl.model import SplitNetwork
 from graspcl.pretrain import fit_codec, load_codec
 from graspcl.progress import Progress
 from graspcl.random import generator
-from graspcl.settings.config import Config, Part, digest
-from graspcl.state import load_state
+from graspcl.settings.config import Config, digest
+from graspcl.state import load_state, save_state
 
 _LATENTS = 2 * 10**9  # bytes; larger latents are not stored beside their codes
 _STATES = ("_extra_state", "num_batches_tracked")  # of dropouts: they change with the seed, latents do not
 _VERSION = 1  # raise it when an encoder or its preprocessing changes, so that no older cache is used
-
-
-def make_codec(part: Part) -> Codec:
-    """Make a codec by its name."""
-    return codecs.create(part.name, **part.parameters)
 
 
 def encode_samples(
@@ -40,7 +34,7 @@ def encode_samples(
     latents = None if pretrained.trained else _latents(samples, network, key, progress)
     # A codec in a weights file belongs to the network in that file, not to one that was trained further.
     codec = None if pretrained.trained else _codec_of_weights(config)
-    codec = codec or _fitted_codec(config, samples, network, latents, fit_on, key, progress)
+    codec = codec or fitted_codec(config, samples, network, latents, fit_on, progress)
     codes_key = f"codes/{digest([key, str(config.codec), digest_of(codec.state_dict()), latents is None])[:16]}"
 
     def compute(indices: Array) -> tuple[Array, Array, list[str]]:
@@ -54,14 +48,6 @@ def encode_samples(
 
     codes = cached_rows(codes_key, len(samples), compute, progress, f"encoding {samples.name}")
     return codec, codes if latents is None else CachedRows(codes.values, codes.readable, latents.problems)
-
-
-def fit_base_codec(
-    config: Config, samples: Samples[Any], network: SplitNetwork, base: Array, progress: Progress
-) -> Codec:
-    """Train the configured codec on the latents of the base samples [n] of a trained network."""
-    network.execute(config.execution.make()).eval()
-    return _fitted_codec(config, samples, network, None, base, _latents_key(network, samples), progress)
 
 
 def _latents_key(network: SplitNetwork, samples: Samples[Any]) -> str:
@@ -94,8 +80,8 @@ def _codec_of_weights(config: Config) -> Codec | None:
     return codec
 
 
-def _fitted_codec(
-    config: Config, samples: Samples[Any], network: SplitNetwork, latents: CachedRows | None, fit_on: Array, key: str,
+def fitted_codec(
+    config: Config, samples: Samples[Any], network: SplitNetwork, latents: CachedRows | None, fit_on: Array,
     progress: Progress,
 ) -> Codec:  # fmt: skip
     """Train a codec on the readable samples of `fit_on` [n], or read it from the cache.
@@ -103,9 +89,10 @@ def _fitted_codec(
     It is stored because training with another number of threads ends in other last digits, and a resumed run needs
     the codes of the codec it started with.
     """
-    codec = make_codec(config.codec)
+    codec = codecs.create(config.codec.name, **config.codec.parameters)
     if type(codec).fit is Codec.fit:  # it learns nothing
         return codec
+    key = _latents_key(network, samples)
     name = digest([key, str(config.codec), digest_of({"fit_on": fit_on}), config.seed, latents is None])[:16]
     folder = cache_folder() / "codecs" / name
     with lock(folder / "lock"):
@@ -117,18 +104,19 @@ def _fitted_codec(
                 progress.note(f"{error}; training the codec again")
         if latents is not None:
             found = torch.from_numpy(latents.values[fit_on[latents.readable[fit_on]]])
-            codec.fit(_with_padding(network, found, lambda padding: _encode(network, padding)).float())
+            codec.fit(_with_padding(network, found, latent=True).float())
         else:
             rng = generator(config.seed, "codec")
             fit_codec(network, codec, lambda rows: _with_padding(network, samples.read_some(rows)[0]), fit_on, rng=rng)
-        store(file, codec.state_dict(), progress)
+        try:
+            save_state(file, codec.state_dict())
+        except GraspError as error:
+            progress.note(f"{error}; if the run is stopped, this work is repeated")
     return codec
 
 
-def _with_padding(
-    network: SplitNetwork, values: torch.Tensor, encode: Callable[[torch.Tensor], torch.Tensor] = lambda x: x
-) -> torch.Tensor:
-    """Return inputs [n, …], or latents by `encode`, with one padding vector for four of them, if the network pads.
+def _with_padding(network: SplitNetwork, values: torch.Tensor, latent: bool = False) -> torch.Tensor:
+    """Return inputs [n, …], or latents, with one padding vector for four of them, if the network pads.
 
     The first texts may all have the full length, and a codec only reproduces what it was trained on. With this much
     padding every codebook contains it: training starts with centroids at random vectors.
@@ -136,7 +124,7 @@ def _with_padding(
     padding = getattr(network.frozen, "padding_input", None)
     if padding is None:
         return values
-    more = encode(padding).to(values)
+    more = (_encode(network, padding) if latent else padding).to(values)
     return torch.cat([values, more.expand(-(-len(values) // 4), *more.shape[1:])])
 
 
@@ -144,7 +132,7 @@ def first_readable(samples: Samples[Any]) -> Any:
     """Return the first sample that can be read, as a batch of one."""
     problems: list[str] = []
     for index in range(len(samples)):
-        found, kept, wrong = samples.read_some(np.array([index]))
+        found, kept, wrong = samples.read_some([index])
         if len(kept):
             return found
         problems += wrong

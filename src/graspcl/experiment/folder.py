@@ -86,8 +86,7 @@ class RunFolder:
 
     def config(self) -> Config:
         """Read config.toml."""
-        file = self.path / "config.toml"
-        if not file.is_file():
+        if not (file := self.path / "config.toml").is_file():
             raise GraspError(f"{self.path} is not a run folder: it has no config.toml")
         return from_plain(read_toml(file), str(file))
 
@@ -145,8 +144,6 @@ class RunFolder:
         with _disk_errors(self.path):
             write_whole(self.path / name, lambda file: file.write(content))
 
-    # -- checkpoints ---------------------------------------------------------------------------------------------------
-
     def save_checkpoint(self, state: dict[str, Any]) -> None:
         """Save a state to resume from, in one step; the previous one is kept too."""
         found = self._checkpoints()
@@ -172,9 +169,8 @@ class RunFolder:
 
     def drop_checkpoints(self, all_but: int = 0) -> None:
         """Delete all checkpoints except the last `all_but`."""
-        found = self._checkpoints()
         with _disk_errors(self.path):
-            for path in found[: len(found) - all_but]:
+            for path in self._checkpoints()[::-1][all_but:]:
                 path.unlink()
 
     def _checkpoints(self) -> list[Path]:
@@ -194,18 +190,12 @@ def environment() -> dict[str, Any]:
     """Return what a result depends on beside the settings."""
     import torch
 
-    packages = ("graspcl", "numpy", "torch", "numba", "faiss-cpu")
+    versions = dict.fromkeys(("graspcl", "numpy", "torch", "numba", "faiss-cpu"), "not installed")
+    for name in versions:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    processor = platform.processor() or platform.machine()
     return {
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "processor": platform.processor() or platform.machine(),
-        "threads": torch.get_num_threads(),
-        "packages": {name: _version(name) for name in packages},
-    }
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "not installed"
+        "python": platform.python_version(), "platform": platform.platform(), "processor": processor,
+        "threads": torch.get_num_threads(), "packages": versions,
+    }  # fmt: skip

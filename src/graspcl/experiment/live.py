@@ -32,17 +32,11 @@ class ProgressFile:
         self._file = folder / "progress.json"
         self._facts: dict[str, Any] = {}
         self._due = 0.0
-        self._ends: list[int] = []  # of sessions, in updates of the whole run
+        self._ends: list[int] = []  # of sessions, in updates of the whole run; the first is 0
         self._advance: Callable[[int], None] = lambda updates: None
         self._at = 0
         self._begun: tuple[float, int] | None = None  # time and place of the first update in this process
-
-    def __enter__(self) -> ProgressFile:
         self.beat()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Remove the file: no process works any more."""
@@ -51,28 +45,29 @@ class ProgressFile:
 
     def follow(self, plan: Sequence[int], advance: Callable[[int], None]) -> None:
         """Call `advance` with the updates just done, of sessions with the lengths `plan`."""
-        self._ends, self._advance = list(itertools.accumulate(plan)), advance
+        self._ends, self._advance = list(itertools.accumulate(plan, initial=0)), advance
 
     def step(self, number: int, rehearsal: Rehearsal) -> None:
         """Note an update of session `number`."""
-        begin, end = ([0, *self._ends])[number - 1 : number + 1]
+        begin, end = self._ends[number - 1 : number + 1]
         # A session that is longer or shorter than planned still fills its planned part of the bar.
         self._go_to(begin + (end - begin) * rehearsal.updates // max(1, rehearsal.budget.updates))
-        if self._begun is None:
-            self._begun = time.monotonic(), self._at
-        if time.monotonic() >= self._due:
-            costs, loss = rehearsal.session.costs, rehearsal.loss
+        now, total = time.monotonic(), self._ends[-1]
+        begun, place = self._begun = self._begun or (now, self._at)
+        if now >= self._due:
+            costs, loss, done = rehearsal.session.costs, rehearsal.loss, self._at - place
             self._facts = {
                 "session": number, "update": rehearsal.updates, "updates": rehearsal.budget.updates,
                 "loss": loss if math.isfinite(loss) else None,
                 "seconds": costs.training_seconds + costs.selection_seconds,
-                "done": self._at, "total": self._ends[-1], "seconds_left": self._left(),
+                "done": self._at, "total": total,
+                "seconds_left": (total - self._at) * (now - begun) / done if done else None,
             }  # fmt: skip
             self.beat()
 
     def passed(self, sessions: int) -> None:
         """Note that this many sessions are over, whether they spent their budgets or not."""
-        self._go_to(([0, *self._ends])[sessions])
+        self._go_to(self._ends[sessions])
 
     def beat(self) -> None:
         """Rewrite the file if it is old enough; writing takes at most a twentieth of the time."""
@@ -88,13 +83,6 @@ class ProgressFile:
         if place > self._at:
             self._advance(place - self._at)
             self._at = place
-
-    def _left(self) -> float | None:
-        """Estimate the seconds left from the speed of this process."""
-        assert self._begun is not None
-        begun, place = self._begun
-        done = self._at - place
-        return (self._ends[-1] - self._at) * (time.monotonic() - begun) / done if done else None
 
 
 def planned(settings: BudgetConfig, stream: Stream, fits: int | None) -> list[int]:

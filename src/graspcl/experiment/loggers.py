@@ -14,6 +14,7 @@ from typing import Any
 
 from graspcl.cache import lock
 from graspcl.errors import GraspError, nearest, require
+from graspcl.settings.read import flatten
 from graspcl.state import write_whole
 
 Note = Callable[[str], None]
@@ -22,7 +23,7 @@ Note = Callable[[str], None]
 class Logger:
     """Receives a run's settings when it starts or resumes, each session, and the summary. By default it does nothing.
 
-    A logger whose runs cannot resume logs everything in `end`, from metrics.jsonl (`replay`).
+    A logger whose runs cannot resume logs everything in `end`, from metrics.jsonl.
     """
 
     config: dict[str, Any]
@@ -38,11 +39,6 @@ class Logger:
     def end(self, summary: dict[str, Any]) -> None:
         """Log the summary."""
 
-    def replay(self) -> Iterator[tuple[int, dict[str, float]]]:
-        """Yield the number and the measurements of every session."""
-        for record in read_metrics(self.folder):
-            yield int(record["session"]), dict(numbers(record))
-
 
 class TensorBoard(Logger):
     """Event files in logs/tensorboard: `tensorboard --logdir RUNS`."""
@@ -53,10 +49,11 @@ class TensorBoard(Logger):
         self._last = 0
 
     def begin(self, config: dict[str, Any], folder: Path) -> None:
-        self._writer = self._make(str(logs(folder) / "tensorboard"))
+        self._writer = self._make(str(folder / "logs" / "tensorboard"))
         self._last = logged(folder, "tensorboard").get("session", 0)
         if not self._last:
-            self._writer.add_text("settings", "".join(f"    {key} = {value}\n" for key, value in by_name(config)))
+            lines = (f"    {key} = {value}\n" for key, value in flatten(config).items())
+            self._writer.add_text("settings", "".join(lines))
 
     def session(self, record: dict[str, Any]) -> None:
         self._last = int(record["session"])
@@ -81,15 +78,13 @@ class WeightsAndBiases(Logger):
         self._wandb: Any = require("wandb", "wandb")
 
     def end(self, summary: dict[str, Any]) -> None:
-        quiet = self._wandb.Settings(
-            silent=True, console="off", disable_git=True, x_disable_stats=True, x_disable_meta=True
-        )
+        quiet = {"silent": True, "console": "off", "disable_git": True, "x_disable_stats": True, "x_disable_meta": True}
         run = self._wandb.init(
-            mode="offline", dir=str(logs(self.folder)), project=str(self.config.get("name", "graspcl")),
-            config=self.config, settings=quiet, reinit="create_new",
+            mode="offline", dir=str(self.folder / "logs"), project=str(self.config.get("name", "graspcl")),
+            config=self.config, settings=self._wandb.Settings(**quiet), reinit="create_new",
         )  # fmt: skip
-        for session, measured in self.replay():
-            run.log(measured, step=session)
+        for record in read_metrics(self.folder):
+            run.log(dict(numbers(record)), step=int(record["session"]))
         run.summary.update({f"summary/{name}": value for name, value in numbers(summary)})
         run.finish()
         self._wandb.teardown()  # waits until the file is complete, which `finish` does not
@@ -105,41 +100,34 @@ class MLflow(Logger):
         self._mlflow: Any = require("mlflow", "mlflow")
 
     def end(self, summary: dict[str, Any]) -> None:
-        client = self._mlflow.MlflowClient(tracking_uri=(logs(self.folder) / "mlflow").resolve().as_uri())
+        client = self._mlflow.MlflowClient(tracking_uri=(self.folder / "logs" / "mlflow").resolve().as_uri())
         name = str(self.config.get("name", "graspcl"))
         found = client.get_experiment_by_name(name)
         run = client.create_run(found.experiment_id if found else client.create_experiment(name)).info.run_id
-        for key, value in by_name(self.config):
+        for key, value in flatten(self.config).items():
             client.log_param(run, key, value)
-        for session, measured in self.replay():
-            for metric, number in measured.items():
-                client.log_metric(run, metric, number, step=session)
+        for record in read_metrics(self.folder):
+            for metric, number in numbers(record):
+                client.log_metric(run, metric, number, step=int(record["session"]))
         for metric, number in numbers(summary):
             client.log_metric(run, f"summary.{metric}", number)
         client.set_terminated(run)
 
 
 LOGGERS: dict[str, Callable[[], Logger]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "mlflow": MLflow}
-"""Loggers by name."""
 
 
 class Loggers(Logger):
-    """Several loggers as one. Each receives a session once, however often the run is stopped and resumed.
-
-    logs/NAME.json in the run's folder tells how far each of them is.
-    """
+    """Several loggers as one. Each receives a session once: logs/NAME.json in the run's folder tells how far it is."""
 
     def __init__(self, loggers: Mapping[str, Logger], note: Note) -> None:
         self.loggers, self.note = dict(loggers), note
-        self.folder = Path()
 
     def begin(self, config: dict[str, Any], folder: Path) -> None:
-        """Start all loggers; one that fails receives nothing more."""
         self.folder = folder
         self._each(lambda name, logger: logger.begin(config, folder))
 
     def session(self, record: dict[str, Any]) -> None:
-        """Log a session to all that do not have it yet."""
         number = int(record["session"])
 
         def log(name: str, logger: Logger) -> None:
@@ -150,8 +138,6 @@ class Loggers(Logger):
         self._each(log)
 
     def end(self, summary: dict[str, Any]) -> None:
-        """Log the summary to all that do not have it yet."""
-
         def log(name: str, logger: Logger) -> None:
             if not logged(self.folder, name).get("ended"):
                 logger.end(summary)
@@ -160,6 +146,7 @@ class Loggers(Logger):
         self._each(log)
 
     def _each(self, log: Callable[[str, Logger], None]) -> None:
+        """Log to all; one that fails receives nothing more."""
         for name, logger in list(self.loggers.items()):
             try:
                 log(name, logger)
@@ -171,19 +158,14 @@ class Loggers(Logger):
 def make_loggers(names: str | None, note: Note = lambda text: None) -> Logger:
     """Make the loggers with these comma-separated names as one; `note` receives their failures.
 
-    Raises:
-        GraspError: a name does not exist, or its package is not installed.
-
     >>> make_loggers("tensorbord")
     Traceback (most recent call last):
         ...
     graspcl.errors.GraspError: there is no logger 'tensorbord'; did you mean 'tensorboard'?
     """
-    wanted = _listed(names)
-    for name in wanted:
-        if name not in LOGGERS:
-            raise GraspError(f"there is no logger {name!r}; {nearest(name, LOGGERS)}")
-    return Loggers({name: LOGGERS[name]() for name in wanted}, note)
+    if unknown := [name for name in _listed(names) if name not in LOGGERS]:
+        raise GraspError(f"there is no logger {unknown[0]!r}; {nearest(unknown[0], LOGGERS)}")
+    return Loggers({name: LOGGERS[name]() for name in _listed(names)}, note)
 
 
 def catch_up(names: str | None, config: dict[str, Any], folder: Path, summary: dict[str, Any], note: Note) -> None:
@@ -207,19 +189,9 @@ def _listed(names: str | None) -> list[str]:
     return [*dict.fromkeys(name.strip() for name in (names or "").split(",") if name.strip())]
 
 
-# -- what loggers share ------------------------------------------------------------------------------------------------
-
-
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """Read metrics.jsonl of a run."""
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-
-
-def logs(folder: Path) -> Path:
-    """Return the folder in which the loggers of a run write."""
-    place = folder / "logs"
-    place.mkdir(parents=True, exist_ok=True)
-    return place
 
 
 def logged(folder: Path, name: str) -> dict[str, Any]:
@@ -233,7 +205,7 @@ def logged(folder: Path, name: str) -> dict[str, Any]:
 
 def _remember(folder: Path, name: str, **progress: Any) -> None:
     content = json.dumps({**logged(folder, name), **progress}).encode()
-    write_whole(logs(folder) / f"{name}.json", lambda file: file.write(content))
+    write_whole(folder / "logs" / f"{name}.json", lambda file: file.write(content))
 
 
 def numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
@@ -246,16 +218,3 @@ def numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if number and name != "session" and math.isfinite(value):
             yield name, float(value)
-
-
-def by_name(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield nested settings by their dotted names.
-
-    >>> dict(by_name({"seed": 0, "buffer": {"capacity": "8MB"}}))
-    {'seed': 0, 'buffer.capacity': '8MB'}
-    """
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            yield from by_name(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value

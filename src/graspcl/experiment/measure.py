@@ -19,6 +19,7 @@ from graspcl.settings.config import BudgetConfig, Config, StopConfig
 from graspcl.stream import Stream
 
 _CHUNK = 4096
+_HELD_OUT = 2_000  # samples at most
 
 
 class TestSet:
@@ -29,12 +30,8 @@ class TestSet:
     def __init__(self, codes: Codes, labels: Array, arrived: Array) -> None:
         self.codes, self.labels, self.arrived = codes, labels, arrived
 
-    def predict(self, learner: Learner, session: int) -> tuple[Array, float]:
-        """Predict after a session.
-
-        Returns:
-            Predictions [n], -1 for classes that have not arrived; and the top-5 accuracy of the others in percent.
-        """
+    def predict(self, learner: Learner, session: int) -> tuple[Array, float, float]:
+        """Return predictions [n] after a session, -1 for classes to come; accuracy and top-5 accuracy of the others."""
         known = np.flatnonzero(self.arrived <= session)
         predicted = np.full(len(self.labels), -1)
         hits = 0
@@ -45,12 +42,10 @@ class TestSet:
             predicted[rows] = names[logits.argmax(1).numpy(force=True)]
             best = names[logits.topk(min(5, logits.shape[1]), 1).indices.numpy(force=True)]
             hits += int((best == self.labels[rows, None]).any(1).sum())
-        return predicted, 100 * hits / len(known) if len(known) else float("nan")
-
-    def accuracy(self, predicted: Array, session: int) -> float:
-        """Return the accuracy in percent on classes that have arrived."""
-        known = self.arrived <= session
-        return float(100 * (predicted[known] == self.labels[known]).mean()) if known.any() else float("nan")
+        if not len(known):
+            return predicted, float("nan"), float("nan")
+        accuracy = 100 * (predicted[known] == self.labels[known]).mean()
+        return predicted, float(accuracy), 100 * hits / len(known)
 
 
 def arrivals(stream: Stream, samples: Samples[Any], test: Array) -> Array:
@@ -104,15 +99,16 @@ class DriftMeter:
         self._before = now
 
 
-_MOST = 2_000  # held-out samples
-
-
 class HeldOut:
-    """Holds out a share of the arriving samples, which are never rehearsed. The first of a class is never held out."""
+    """Holds out a share of the arriving samples, which are never rehearsed. The first of a class is never held out.
+
+    `progress` is the best accuracy of the session on them, and the number of evaluations since then.
+    """
 
     def __init__(self, settings: StopConfig, codec: Any, rng: np.random.Generator) -> None:
         self.settings, self.rng = settings, rng
-        self.buffer = Buffer(_MOST, codec, rng=np.random.default_rng(rng.integers(2**63)))
+        self.progress = [-1.0, 0]
+        self.buffer = Buffer(_HELD_OUT, codec, rng=np.random.default_rng(rng.integers(2**63)))
         self._met: set[int] = set()
 
     def take(self, codes: Codes, labels: Array, indices: Array) -> Array:
@@ -125,12 +121,14 @@ class HeldOut:
             self.buffer.insert_codes(codes[np.flatnonzero(apart)], labels[apart], indices[apart])
         return np.flatnonzero(~apart)
 
-    def accuracy(self, learner: Learner) -> float:
-        """Return the accuracy of a learner on the held-out samples in percent; 0 if there are none."""
-        if not len(self.buffer):
-            return 0.0
-        predicted = learner.predict_codes(self.buffer["codes"])
-        return float(100 * (predicted == self.buffer.labels).mean())
+    def exhausted(self, learner: Learner) -> bool:
+        """Evaluate; whether `patience` evaluations in a row have brought no better accuracy."""
+        accuracy = 0.0
+        if len(self.buffer):
+            accuracy = float(100 * (learner.predict_codes(self.buffer["codes"]) == self.buffer.labels).mean())
+        best, since = self.progress
+        self.progress = [accuracy, 0] if accuracy > best else [best, since + 1]
+        return self.progress[1] >= (self.settings.patience or 1)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the held-out samples and the generator that chooses them."""
@@ -143,63 +141,30 @@ class HeldOut:
         self._met = set(state["met"])
 
 
-class Patience:
-    """Counts evaluations of a session without a better accuracy.
-
-    >>> patience = Patience(2)
-    >>> [patience.exhausted(accuracy) for accuracy in (50.0, 60.0, 59.0, 60.0)]
-    [False, False, False, True]
-    """
-
-    def __init__(self, evaluations: int) -> None:
-        self.evaluations = evaluations
-        self.best, self.since = -1.0, 0
-
-    def exhausted(self, accuracy: float) -> bool:
-        """Whether, with this one, enough evaluations have brought nothing."""
-        self.since = 0 if accuracy > self.best else self.since + 1
-        self.best = max(self.best, accuracy)
-        return self.since >= self.evaluations
-
-
-_COUNTERS = "/sys/class/powercap"
-
-
 class EnergyMeter:
     """Measures the energy of all processor packages in joules: of the whole machine, not of this process alone."""
 
-    def __init__(self, counters: str = _COUNTERS) -> None:
-        self._packages = [path for path in sorted(Path(counters).glob("intel-rapl:*")) if path.name.count(":") == 1]
-        self._last = self._read()
-        self._joules = 0.0
-
-    def resume(self, spent: float | None) -> None:
-        """Add what an earlier process spent."""
-        self._joules += spent or 0.0
+    def __init__(self) -> None:
+        found = sorted(Path("/sys/class/powercap").glob("intel-rapl:*"))
+        self._packages = [path for path in found if path.name.count(":") == 1]
+        self._last = self._read("energy_uj")
+        self.spent = 0.0  # so far
 
     def joules(self) -> float | None:
         """Return the energy so far; None without counters. Call it at least hourly: counters wrap around."""
-        now = self._read()
-        if not now or len(now) != len(self._last):
+        now, most = self._read("energy_uj"), self._read("max_energy_range_uj")
+        if not (now and most and self._last):
             return None
-        for package, before, after in zip(self._packages, self._last, now, strict=True):
-            spent = after - before
-            if spent < 0:
-                spent += _number(package / "max_energy_range_uj") or 0
-            self._joules += spent / 1e6
+        for before, after, wrap in zip(self._last, now, most, strict=True):
+            self.spent += (after - before + (wrap if after < before else 0)) / 1e6
         self._last = now
-        return self._joules
+        return self.spent
 
-    def _read(self) -> list[int]:
-        found = [_number(package / "energy_uj") for package in self._packages]
-        return [value for value in found if value is not None]
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None
+    def _read(self, name: str) -> list[int]:
+        try:
+            return [int((package / name).read_text()) for package in self._packages]
+        except (OSError, ValueError):
+            return []
 
 
 def session_budget(settings: BudgetConfig, seen: int, fits: int | None) -> Budget:
@@ -211,9 +176,8 @@ def session_budget(settings: BudgetConfig, seen: int, fits: int | None) -> Budge
     if settings.updates is not None:
         updates = max(1, round(settings.times * settings.updates)) if settings.updates else 0
         return Budget(updates, settings.batch_size)
-    return Budget.passes(
-        settings.times * settings.passes, seen if fits is None else min(fits, seen), settings.batch_size
-    )
+    stored = seen if fits is None else min(fits, seen)
+    return Budget.passes(settings.times * settings.passes, stored, settings.batch_size)
 
 
 def samples_within(config: Config, learner: Learner, codes: Codes) -> int | None:

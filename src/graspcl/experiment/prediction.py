@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from graspcl.checks import Array
-from graspcl.codec import Codec, Encoded, Identity
+from graspcl.codec import Codec, Encoded, Identity, codecs
 from graspcl.data import Samples, data_sources
 from graspcl.errors import GraspError
-from graspcl.experiment.encoding import make_codec
 from graspcl.experiment.folder import RunFolder
 from graspcl.experiment.prepare import make_learner
 from graspcl.experiment.pretraining import build_network
@@ -25,7 +24,7 @@ from graspcl.images import decode_some
 from graspcl.learner import Learner
 from graspcl.model.texts import TextInputs
 from graspcl.progress import Progress
-from graspcl.settings.config import Config, ExecutionConfig, Part
+from graspcl.settings.config import Config, ExecutionConfig
 
 # Inputs per pass through the network. Texts are many, since those of similar length are passed together.
 _BATCH = {"images": 64, "texts": 256}
@@ -34,8 +33,8 @@ _BATCH = {"images": 64, "texts": 256}
 def load_learner(folder: Path) -> Learned:
     """Load the learner of the finished run in `folder`, ready to predict. The run's data are not needed.
 
-    The run must have kept its state (`checkpoint.keep` "state", the default). If this machine cannot execute the
-    network as the run did, for example on cuda, it is executed in the default way.
+    The run must have kept its state (`checkpoint.keep`). If this machine cannot execute the network as the run did, for
+    example on cuda, it is executed in the default way.
 
     >>> learned = load_learner(Path("runs/mine"))  # doctest: +SKIP
     >>> learned.predict(["photos/1.jpg", "photos/2.jpg"]).names  # doctest: +SKIP
@@ -49,8 +48,12 @@ def load_learner(folder: Path) -> Learned:
     if state is None:
         why = damage[0].partition(";")[0] if damage else "it kept no state; run it with --checkpoint.keep state"
         raise GraspError(f"the run in {folder} cannot be loaded: {why}")
-    config = replace(config, execution=_possible(config.execution))
-    names = place.class_names()
+    execution, names = replace(config.execution, compile=False), place.class_names()  # compiling takes minutes
+    try:
+        execution.make()
+    except GraspError:
+        execution = ExecutionConfig()
+    config = replace(config, execution=execution)
     try:
         codec = _codec(config, state["learner"]["buffer"]["codec"] or {})
         learner = make_learner(config, build_network(config), codec, len(names))
@@ -67,25 +70,15 @@ def reopen(folder: Path, progress: Progress | None = None) -> Learner:
     return load_learner(folder).learner
 
 
-def _possible(execution: ExecutionConfig) -> ExecutionConfig:
-    """Return the run's execution without compiling, which takes minutes; or what every machine can do."""
-    uncompiled = replace(execution, compile=False)
-    try:
-        uncompiled.make()
-    except GraspError:
-        return ExecutionConfig()
-    return uncompiled
-
-
 def _codec(config: Config, state: dict[str, Any]) -> Codec:
     """Make a codec that fits `state`."""
     if config.rehearsal == "veridical":
         return Identity() if config.reads != "images" else Encoded(config.data.pixels, whole=keeps_whole(config))
-    part = config.codec
+    parameters = config.codec.parameters
     if "centroids" in state:  # a codec from a weights file may differ from the defaults of the settings
         codebooks, size, _ = state["centroids"].shape
-        part = Part(part.name, {**part.parameters, "codebooks": codebooks, "size": size})
-    return make_codec(part)
+        parameters = {**parameters, "codebooks": codebooks, "size": size}
+    return codecs.create(config.codec.name, **parameters)
 
 
 def keeps_whole(config: Config) -> bool:
@@ -150,8 +143,8 @@ class Learned:
             raise GraspError(f"predict takes a list of {self.reads}; write predict([one])")
         if isinstance(inputs, np.ndarray) and inputs.dtype.kind in "biuf":
             wide = np.int64 if inputs.dtype.kind in "biu" and self.reads == "texts" else inputs.dtype.newbyteorder("=")
-            inputs = np.array(inputs, dtype=np.float32 if inputs.dtype.kind == "f" else wide, order="C")
-            inputs = torch.from_numpy(inputs)
+            kind = np.float32 if inputs.dtype.kind == "f" else wide
+            inputs = torch.from_numpy(np.array(inputs, dtype=kind, order="C"))
         if isinstance(inputs, Tensor):
             self._check_array(inputs)
         else:
@@ -203,9 +196,8 @@ class Learned:
                 raise GraspError(f"the network takes finite vectors [n, {wanted}], got {list(inputs.shape)}")
         shape = (3, self.config.data.pixels, self.config.data.pixels)
         if self.reads == "images" and (inputs.dtype != torch.uint8 or inputs.shape[1:] != shape):
-            raise GraspError(
-                f"give images as uint8 {['n', *shape]} or as a list of files, got {inputs.dtype} {list(inputs.shape)}"
-            )
+            got = f"{inputs.dtype} {list(inputs.shape)}"
+            raise GraspError(f"give images as uint8 {['n', *shape]} or as a list of files, got {got}")
 
 
 def _text_fault(text: object) -> str:
@@ -214,8 +206,4 @@ def _text_fault(text: object) -> str:
         return "no text" if text is None else f"text is {reprlib.repr(text)}, not a string"
     if not text or text.isspace():
         return "empty text"
-    try:
-        text.encode()
-    except UnicodeError:
-        return "text is not UTF-8"
-    return ""
+    return "" if text.encode(errors="ignore").decode() == text else "text is not UTF-8"

@@ -11,35 +11,28 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 
 from graspcl import __version__
 from graspcl.buffer import Buffer, Codes, rules
 from graspcl.cache import CachedRows, cached_rows, digest_of, lock
 from graspcl.checks import Array
 from graspcl.codec import Codec, Encoded, Identity, codecs
-from graspcl.data import Samples, Subset, open_samples
+from graspcl.data import Samples, Subset, data_sources, open_samples
+from graspcl.data.samples import few
 from graspcl.errors import GraspError
-from graspcl.experiment.encoding import encode_samples, first_readable, fit_base_codec, make_codec
-from graspcl.experiment.inputs import as_inputs
-from graspcl.experiment.pretraining import build_network, pretrain_network
-from graspcl.learner import Learner, column_shapes, learners
+from graspcl.experiment.encoding import encode_samples, first_readable, fitted_codec
+from graspcl.experiment.pretraining import Pretrained, build_network, pretrain_network
+from graspcl.learner import Learner, Optimiser, column_shapes, learners
 from graspcl.model import SplitNetwork, veridical
+from graspcl.model.texts import TextInputs
 from graspcl.policy import Budget, policies
 from graspcl.policy.uniform import UniformBalanced
 from graspcl.pretrain import fit_codec, save_weights, train_accuracy
 from graspcl.progress import Progress
 from graspcl.random import generator
 from graspcl.registry import parameter_names
-from graspcl.settings.config import (
-    BudgetConfig,
-    CheckpointConfig,
-    Config,
-    MeasureConfig,
-    Part,
-    StopConfig,
-    as_plain,
-    digest,
-)
+from graspcl.settings.config import Config, as_plain, digest
 from graspcl.settings.rules import check
 from graspcl.state import drop_unfinished, load_state, save_state
 from graspcl.stream import Stream, class_order, load_stream, make_stream, streams
@@ -50,39 +43,27 @@ _CHUNK = 16_384  # base samples that a learner observes at once
 
 @dataclass(frozen=True)
 class Prepared:
-    """What runs of one seed share, whatever their policy and learner.
-
-    `stream` has not started, and has only samples that can be read. `network` has a head row for each of the classes
-    `known` [k]. `codes` [N] are those of all samples, and `readable` [N] tells which can be read. `log` describes how
-    the network was made. Runs work on copies.
-    """
+    """What runs of one seed share, whatever their policy and learner. Runs work on copies."""
 
     samples: Samples[Any]
-    stream: Stream
-    network: SplitNetwork
-    known: Array
+    stream: Stream  # it has not started, and has only samples that can be read
+    pretrained: Pretrained
     codec: Codec
-    codes: Codes
-    readable: Array
+    codes: Codes  # of all samples [N]
+    readable: Array  # [N]
     problems: list[str]
-    log: dict[str, Any]
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Identify the samples."""
-        return self.samples.fingerprint()
 
     @cached_property
     def key(self) -> str:
         """Identify samples, network and codec by their contents."""
-        parts = (self.network.state_dict(), self.codec.state_dict(), {"readable": self.readable})
-        return digest([self.fingerprint, *map(digest_of, parts)])[:16]
+        parts = (self.pretrained.network.state_dict(), self.codec.state_dict(), {"readable": self.readable})
+        return digest([self.samples.fingerprint(), *map(digest_of, parts)])[:16]
 
     def new_learner(self, config: Config) -> Learner:
         """Make the learner of a run before it has seen anything."""
-        network, codec = copy.deepcopy(self.network), copy.deepcopy(self.codec)
+        network, codec = copy.deepcopy(self.pretrained.network), copy.deepcopy(self.codec)
         learner = make_learner(config, network, codec, len(self.samples.classes))
-        learner.set_head_labels(self.known)
+        learner.set_head_labels(self.pretrained.known)
         return learner
 
 
@@ -98,35 +79,26 @@ def prepare(config: Config, progress: Progress) -> Prepared:
     base = stream.base if scanned is None else stream.base[scanned.readable[stream.base]]
     pretrained = pretrain_network(config, network, samples, base, order[: config.stream.base_classes], progress)
     codec: Codec
-    codes: Codes
-    if raw_images:
-        assert scanned is not None
+    if raw_images and scanned is not None:
         codec, rows = Encoded(config.data.pixels, whole=samples.whole), scanned
         files, kept, _ = samples.encoded_some(np.arange(len(samples)))
-        codes = np.full(len(samples), b"", object)
-        codes[kept] = files
-    elif config.rehearsal == "veridical":
-        codec, rows = Identity(), _read_all(samples, "tokens", "tokenising", progress)
-        codes = torch.from_numpy(rows.values)
-    else:  # without base classes the codec learns from the first session
-        fit_on = base if len(base) else stream.sessions[0]
-        codec, rows = encode_samples(config, samples, pretrained, fit_on, progress)
+        found = np.full(len(samples), b"", object)
+        found[kept] = files
+        codes: Codes = found
+    else:
+        if config.rehearsal == "veridical":
+            codec, rows = Identity(), _read_all(samples, "tokens", "tokenising", progress)
+        else:  # without base classes the codec learns from the first session
+            fit_on = base if len(base) else stream.sessions[0]
+            codec, rows = encode_samples(config, samples, pretrained, fit_on, progress)
         codes = torch.from_numpy(rows.values)
     problems = [*samples.problems, *filter(None, rows.problems)]
     stream = _readable_part(stream, rows.readable, samples.labels)
-    return Prepared(
-        samples, stream, pretrained.network, pretrained.known, codec, codes, rows.readable, problems, pretrained.log
-    )
+    return Prepared(samples, stream, pretrained, codec, codes, rows.readable, problems)
 
 
 def write_weights(config: Config, file: Path, progress: Progress) -> dict[str, Any]:
-    """Train the network and the codec on the base classes, and write both to a weights file.
-
-    Stopped training resumes from the cache.
-
-    Returns:
-        What the header of the file says about the training.
-    """
+    """Train network and codec on the base classes; write both to a weights file, and return what its header says."""
     network = build_network(config)
     samples, order = open_data(config)
     known = order[: config.stream.base_classes or len(order)]
@@ -134,10 +106,11 @@ def write_weights(config: Config, file: Path, progress: Progress) -> dict[str, A
     _probe(network, samples)
     # Find out now, not after hours, whether the codec can be trained on such latents.
     quick = {"iterations": 1} if "iterations" in codecs.parameters(config.codec.name) else {}
-    trial = make_codec(Part(config.codec.name, {**config.codec.parameters, **quick}))
+    trial = codecs.create(config.codec.name, **{**config.codec.parameters, **quick})
     fit_codec(network, trial, samples.read, base, limit=512, rng=generator(config.seed, "trial"))
     pretrained = pretrain_network(config, network, samples, base, known, progress)
-    codec = fit_base_codec(config, samples, pretrained.network, base, progress)
+    pretrained.network.execute(config.execution.make()).eval()
+    codec = fitted_codec(config, samples, pretrained.network, None, base, progress)
     about = {
         "network": str(config.network), "pixels": config.data.pixels, "seed": config.seed, "codec": str(config.codec),
         "data": samples.name, "fingerprint": samples.fingerprint(), "images": len(base),
@@ -186,23 +159,50 @@ def _stamp(path: str | None) -> list[tuple[str, int, int]]:
 def open_data(config: Config) -> tuple[Samples[Any], Array]:
     """Return the samples of a run, and its class order [classes]."""
     data = config.data
-    samples = as_inputs(open_samples(data, config.reads), config)
+    samples = _as_inputs(open_samples(data, config.reads), config)
     order = class_order(config.stream.order, samples.classes, generator(config.seed, "stream"))
     if data.tasks is None and (data.classes, data.per_class, data.test_per_class) != (None, None, None):
         number = data.classes if data.classes is not None else len(order)
         if number > len(order):
-            fit = fitted(config, len(order))
-            raise GraspError(
-                f"--data.classes {number}: {samples.name} has only {len(order)} classes; --data.classes {len(order)} "
-                f"--stream.base_classes {fit.stream.base_classes} --stream.sessions {fit.stream.sessions} would fit"
-            )
+            fit = fitted(config, len(order)).stream
+            fits = f"--stream.base_classes {fit.base_classes} --stream.sessions {fit.sessions} would fit"
+            known = f"{samples.name} has only {len(order)} classes; --data.classes {len(order)}"
+            raise GraspError(f"--data.classes {number}: {known} {fits}")
         chosen = order[:number]
         # The same samples for every seed, so that latents are shared.
         samples = Subset(samples, np.sort(chosen), data.per_class, data.test_per_class, rng=generator(0, "subset"))
         order = np.argsort(np.argsort(chosen))  # the chosen classes have new labels, in sorted order
-    if config.stream.file is not None:
-        order = _order_of_file(config, samples, order)
+    if config.stream.file is not None and (home := _saved_stream(config, samples).home):
+        number, given = [*home.values()].count(0), config.stream.base_classes
+        if number != given:
+            wrong = f"--stream.file {config.stream.file} has {number} base classes, not {given}"
+            raise GraspError(f"{wrong}: set --stream.base_classes {number}")
+        order = np.array([*home])
     return samples, order
+
+
+def _as_inputs(samples: Samples[Any], config: Config) -> Samples[Any]:
+    """Return samples that the configured network can read."""
+    path = config.data.path
+    gives = data_sources.declared(path, "gives") if path in data_sources else None
+    texts = config.reads != "images" if gives is None else gives == "texts"
+    return EncodedTexts(samples, TextInputs.of(config.network.name, config.network.parameters)) if texts else samples
+
+
+class EncodedTexts(Samples[torch.Tensor]):
+    """Texts through `TextInputs`, with their labels, splits and tasks; `texts` are the texts themselves."""
+
+    def __init__(self, texts: Samples[list[str]], encoder: TextInputs) -> None:
+        self.texts, self.encoder = texts, encoder
+        split = (texts.labels, texts.ids, texts.train, texts.test)
+        super().__init__(texts.name, texts.version, texts.classes, *split, {**texts.options, **encoder.fingerprint()})
+        self.problems = texts.problems
+        self.task_of, self.tasks = getattr(texts, "task_of", None), getattr(texts, "tasks", None)
+
+    def read(self, indices: ArrayLike) -> torch.Tensor:
+        """Return the encoded texts at `indices` [n]."""
+        encoded = torch.as_tensor(self.encoder.encode(self.texts.read(indices)))
+        return encoded.float() if encoded.is_floating_point() else encoded
 
 
 def fit_to_data(config: Config) -> Config:
@@ -231,19 +231,6 @@ def fitted(config: Config, classes: int) -> Config:
     return replace(config, data=replace(config.data, classes=classes), stream=stream)
 
 
-def _order_of_file(config: Config, samples: Samples[Any], order: Array) -> Array:
-    """Return the class order of a saved stream, or `order` if the stream has no classes."""
-    home, given = _saved_stream(config, samples).home, config.stream.base_classes
-    if not home:
-        return order
-    if (number := sum(session == 0 for session in home.values())) != given:
-        raise GraspError(
-            f"--stream.file {config.stream.file} has {number} base classes, not {given}: "
-            f"set --stream.base_classes {number}"
-        )
-    return np.array([*home])
-
-
 def _saved_stream(config: Config, samples: Samples[Any]) -> Stream:
     try:
         return load_stream(Path(str(config.stream.file)), fingerprint=samples.fingerprint())
@@ -261,8 +248,7 @@ def arrange(config: Config, samples: Samples[Any], order: Array) -> Stream:
     if config.stream.order == "random":
         rng.permutation(len(order))  # the draw that made the order
     taken = parameter_names(streams.get(config.stream.kind))
-    settings = {name: value for name, value in vars(config.stream).items() if name != "parameters"}
-    offered = {**settings, "order": order, **config.stream.parameters}
+    offered = {**vars(config.stream), "order": order, **config.stream.parameters}
     if "task_of" in taken:
         offered["task_of"] = _tasks(config, samples, order)[samples.train]
     given = {name: value for name, value in offered.items() if name in taken}
@@ -298,19 +284,16 @@ def _report_problems(samples: Samples[Any], config: Config, progress: Progress) 
         progress.note(problem)
     if (more := len(samples.problems) - _SHOWN) > 0:
         progress.note(f"and {more:,} more problems, all listed in problems.json")
-    untested = sorted(set(np.unique(samples.labels)) - set(np.unique(samples.labels[samples.test])))
-    if untested:
-        names = ", ".join(repr(samples.classes[label]) for label in untested[:5])
-        few = f"{names} and {len(untested) - 5} more" if len(untested) > 5 else names
-        samples.problems = [*samples.problems, f"{samples.name}: classes without test samples, not tested: {few}"]
+    untested = np.setdiff1d(samples.labels, samples.labels[samples.test])
+    if len(untested):
+        names = few([repr(samples.classes[label]) for label in untested])
+        samples.problems = [*samples.problems, f"{samples.name}: classes without test samples, not tested: {names}"]
         progress.note(samples.problems[-1])
-    whole = samples.samples if isinstance(samples, Subset) else samples
-    counts = []
+    whole, counts = samples.samples if isinstance(samples, Subset) else samples, []
     for part in ("classes", "train", "test"):
         used, all_of = len(getattr(samples, part)), len(getattr(whole, part))
         counts.append(f"{used:,}" if used == all_of else f"{used:,} of {all_of:,}")
-    classes, train, test = counts
-    said = f"{samples.name}: {classes} classes, {train} training and {test} test"
+    said = f"{samples.name}: {counts[0]} classes, {counts[1]} training and {counts[2]} test"
     tokens = config.network.parameters.get("max_tokens", 256)
     progress.note(f"{said} texts, cut to {tokens} tokens" if config.reads == "texts" else f"{said} samples")
 
@@ -349,15 +332,16 @@ def make_learner(config: Config, network: SplitNetwork, codec: Codec, classes: i
     columns = {**column_shapes(rule, network), **kind.columns(classes, **parameters)}
     buffer = Buffer(config.buffer.capacity, codec, rule, columns, rng=generator(config.seed, "buffer"))
     policy, rng = policies.create(config.policy.name, **config.policy.parameters), generator(config.seed, "policy")
-    execution = config.execution.make()
-    return kind(network, buffer, policy, config.optimiser.make(), rng, execution=execution, **parameters)
+    optimiser, execution = Optimiser(**vars(config.optimiser)), config.execution.make()
+    return kind(network, buffer, policy, optimiser, rng, execution=execution, **parameters)
 
 
 def base_key(config: Config) -> str:
     """Identify the settings that `learn_base` depends on."""
+    usual = Config()
     alike = replace(
-        config, name="", log=None, policy=Part("grasp"), budget=BudgetConfig(batch_size=config.budget.batch_size),
-        stop=StopConfig(), measure=MeasureConfig(), checkpoint=CheckpointConfig(),
+        config, name="", log=None, policy=usual.policy, stop=usual.stop, measure=usual.measure,
+        checkpoint=usual.checkpoint, budget=replace(usual.budget, batch_size=config.budget.batch_size),
     )  # fmt: skip
     return digest(as_plain(alike))[:16]
 
@@ -369,7 +353,7 @@ def learn_base(config: Config, prepared: Prepared, learner: Learner, folder: Pat
     """
     file = folder / f"{base_key(config)}-{prepared.key}.safetensors"
     policy, optimiser = learner.policy, learner.optimiser
-    state: dict[str, Any] | None = None
+    state = None
     with lock(folder / ".locks" / file.stem / "lock"):
         drop_unfinished(folder, file.name)
         if file.exists():
@@ -379,18 +363,13 @@ def learn_base(config: Config, prepared: Prepared, learner: Learner, folder: Pat
                 progress.note(f"{error}; learning the base samples again")
         if state is None:
             learner.policy = UniformBalanced(replace=False)
-            learner.optimiser = (config.base.optimiser or config.optimiser).make()
-            _observe_and_rehearse(config, prepared, learner)
+            learner.optimiser = Optimiser(**vars(config.base.optimiser or config.optimiser))
+            base = prepared.stream.base
+            for part in (base[start : start + _CHUNK] for start in range(0, len(base), _CHUNK)):
+                learner.observe_codes(prepared.codes[part], prepared.samples.labels[part], part)
+            if len(base):
+                learner.rehearse(Budget.passes(config.base.passes, len(learner.buffer), config.budget.batch_size))
             state = {**learner.state_dict(), "policy": {}}
             save_state(file, state)
     learner.policy, learner.optimiser = policy, optimiser
     learner.load_state_dict({**state, "policy": policy.state_dict()})  # the same bytes whoever learned the base
-
-
-def _observe_and_rehearse(config: Config, prepared: Prepared, learner: Learner) -> None:
-    base = prepared.stream.base
-    for start in range(0, len(base), _CHUNK):
-        part = base[start : start + _CHUNK]
-        learner.observe_codes(prepared.codes[part], prepared.samples.labels[part], part)
-    if len(base):
-        learner.rehearse(Budget.passes(config.base.passes, len(learner.buffer), config.budget.batch_size))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +15,8 @@ from graspcl.model import SplitNetwork, make_network
 from graspcl.pretrain import load_weights, pretrain_once, read_header, trainers
 from graspcl.progress import Progress
 from graspcl.random import generator, torch_generator
-from graspcl.settings.config import Config, as_plain, digest
+from graspcl.settings.config import Config, digest
 from graspcl.settings.rules import network_options
-from graspcl.state import save_state
 
 _VERSION = 1  # raise it when training changes, so that older networks in the cache are not used
 
@@ -42,18 +40,10 @@ def build_network(config: Config) -> SplitNetwork:
 def pretrain_network(
     config: Config, network: SplitNetwork, samples: Samples[Any], base: Array, known: Array, progress: Progress
 ) -> Pretrained:
-    """Bring a new `network` to the start of the stream.
+    """Bring the `network` of `build_network` to the start of the stream, by training or loading it.
 
-    Trained networks are stored in the cache. With the same settings, data and seed, training happens once; stopped
-    training resumes.
-
-    Args:
-        config: settings of the run.
-        network: as `build_network` returns it; it is changed.
-        samples: the data.
-        base: base samples [n].
-        known: base classes [k], in the order of the head's rows.
-        progress: shows the work.
+    It learns the `base` samples [n] of the classes `known` [k], in the order of the head's rows. The cache stores
+    trained networks, so with the same settings, data and seed, training happens once. Stopped training resumes.
     """
     weights, method = config.base.weights, config.base.method
     if not config.base.trains or not len(base):
@@ -70,14 +60,17 @@ def pretrain_network(
         network.head.grow(len(rows))
     if weights is not None:
         progress.note(f"{weights}: {load_weights(network, weights, part='body')}")
-    key = _training_key(config, samples, base, network)
+    plan = {name: getattr(config.base, name) for name in ("epochs", "batch_size", "lr")}
+    settings, execution = trainers.get(method).settings_class(**plan), config.execution.make()
+    body = {name: value for name, value in network.state_dict().items() if not name.endswith("_extra_state")}
+    # Everything that training depends on; initial weights by their contents.
+    depends = [_VERSION, samples.fingerprint(), digest_of({"base": base}), {"method": method, **plan}, config.seed]
+    how = [str(config.network), execution.precision, execution.device.partition(":")[0]]
+    key = digest([*depends, digest_of(body), *how])[:16]
     folder = cache_folder() / "base" / key
     row_of = np.full(len(samples.classes), -1)
     row_of[known] = np.arange(len(known))
-    settings = trainers.get(method).settings_class(
-        epochs=config.base.epochs, batch_size=config.base.batch_size, lr=config.base.lr
-    )
-    network.execute(config.execution.make())
+    network.execute(execution)
     with lock(folder / "lock"):
         labels, rng = row_of[samples.labels[base]], generator(config.seed, "base")
         log = pretrain_once(network, folder, method, samples.read, base, labels, settings, rng, progress)
@@ -90,22 +83,3 @@ def header(weights: str) -> dict[str, Any]:
         return dict(read_header(weights))
     except GraspError:
         return {}
-
-
-def _training_key(config: Config, samples: Samples[Any], base: Array, network: SplitNetwork) -> str:
-    """Identify everything that training depends on; initial weights by their contents."""
-    settings = as_plain(config.base)
-    for other in ("passes", "optimiser", "weights"):
-        settings.pop(other, None)
-    body = {name: value for name, value in network.state_dict().items() if not name.endswith("_extra_state")}
-    depends = [_VERSION, samples.fingerprint(), digest_of({"base": base}), settings, config.seed, digest_of(body)]
-    execution = config.execution.make()
-    return digest([*depends, str(config.network), execution.precision, execution.device.partition(":")[0]])[:16]
-
-
-def store(file: Path, state: dict[str, Any], progress: Progress) -> None:
-    """Store a state in the cache, if possible."""
-    try:
-        save_state(file, state)
-    except GraspError as error:
-        progress.note(f"{error}; if the run is stopped, this work is repeated")

@@ -13,8 +13,7 @@ from graspcl.checks import Array
 from graspcl.data import Samples, Subset
 from graspcl.data.hub import HUB
 from graspcl.errors import GraspError
-from graspcl.experiment.inputs import EncodedTexts
-from graspcl.experiment.prepare import open_data
+from graspcl.experiment.prepare import EncodedTexts, open_data
 from graspcl.images import thumbnail
 from graspcl.settings.read import from_plain, read_toml
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import time
 from collections.abc import Callable
@@ -13,20 +14,10 @@ import numpy as np
 
 from graspcl.checks import Array
 from graspcl.errors import GraspError
+from graspcl.experiment import measure
 from graspcl.experiment.folder import RunFolder, environment
 from graspcl.experiment.live import ProgressFile, one_line, planned
 from graspcl.experiment.loggers import catch_up, make_loggers
-from graspcl.experiment.measure import (
-    DriftMeter,
-    EnergyMeter,
-    HeldOut,
-    Patience,
-    TestSet,
-    arrivals,
-    samples_within,
-    session_budget,
-    stored_distances,
-)
 from graspcl.experiment.prepare import Prepared, PreparedCache, learn_base
 from graspcl.learner import Diverged, Rehearsal, SessionLog
 from graspcl.metric import accuracies, head_and_tail, summarise_drift
@@ -50,7 +41,7 @@ def run(
     """Learn a stream with the configured learner and policy.
 
     A stopped run of the same settings in `folder` resumes and ends in the same bytes as one that was never stopped.
-    A finished run is not repeated.
+    A finished run is not repeated. Returns the summary, which is also in summary.json.
 
     Args:
         config: settings of the run.
@@ -58,9 +49,6 @@ def run(
         progress: shows the work.
         base: folder for states after the base, which several runs share; by default inside `folder`.
         cache: remembers what is prepared, for several runs in one process.
-
-    Returns:
-        The summary, which is also in summary.json.
     """
     check_run(config)
     progress, place = progress or Silent(), RunFolder(folder)
@@ -69,7 +57,7 @@ def run(
         summary = place.summary()
         catch_up(config.log, as_plain(config), folder, summary, progress.note)
         return summary
-    with place.claim(config), ProgressFile(folder) as live:
+    with place.claim(config), contextlib.closing(ProgressFile(folder)) as live:
         prepared = (cache or PreparedCache()).get(config, progress)
         return _RunLoop(config, prepared, place, progress, base or folder / "base", live).finish()
 
@@ -92,18 +80,19 @@ class _RunLoop:
         samples, readable = prepared.samples, prepared.readable
         train, test = np.array(samples.train), np.array(samples.test)
         test = test[readable[test] & np.isin(samples.labels[test], [*self.stream.home])]
-        self.tests = TestSet(prepared.codes[test], samples.labels[test], arrivals(self.stream, samples, test))
-        self.fits = samples_within(config, self.learner, prepared.codes[train[readable[train]][:1000]])
-        self.held_out: HeldOut | None = None
+        arrived = measure.arrivals(self.stream, samples, test)
+        self.tests = measure.TestSet(prepared.codes[test], samples.labels[test], arrived)
+        self.fits = measure.samples_within(config, self.learner, prepared.codes[train[readable[train]][:1000]])
+        self.held_out: measure.HeldOut | None = None
         if config.stop.patience is not None:
-            self.held_out = HeldOut(config.stop, self.learner.buffer.codec, generator(config.seed, "held out"))
+            rng = generator(config.seed, "held out")
+            self.held_out = measure.HeldOut(config.stop, self.learner.buffer.codec, rng)
         self.records: list[dict[str, Any]] = []
         self.predictions: list[Array] = []
         self.drift: dict[int, Array] = {}  # curves by session
         self.seconds, self._started = 0.0, time.perf_counter()
-        self._saved = time.perf_counter()
-        self._pause = config.checkpoint.seconds
-        self._energy = EnergyMeter()
+        self._saved, self._pause = self._started, config.checkpoint.seconds
+        self._energy = measure.EnergyMeter()
         self._interrupted = self._restore(base)
         self.logger = make_loggers(config.log, progress.note)
         self.logger.begin(as_plain(config), folder.path)
@@ -120,44 +109,39 @@ class _RunLoop:
                 self._session(len(self.records) + 1, self._interrupted)
             self.live.passed(len(self.records))
             for chunk in self.stream.resume():
-                self._observe(chunk.indices)
+                indices = chunk.indices
+                codes, labels = self.prepared.codes[indices], self.prepared.samples.labels[indices]
+                if self.held_out is not None:
+                    kept = self.held_out.take(codes, labels, indices)
+                    codes, labels, indices = codes[kept], labels[kept], indices[kept]
+                if len(indices):
+                    self.learner.observe_codes(codes, labels, indices)
                 self.live.beat()
                 if chunk.ends_session:
                     self._session(chunk.session)
         return self._conclude()
 
-    def _observe(self, indices: Array) -> None:
-        labels, codes = self.prepared.samples.labels[indices], self.prepared.codes[indices]
-        if self.held_out is not None:
-            kept = self.held_out.take(codes, labels, indices)
-            indices, labels, codes = indices[kept], labels[kept], codes[kept]
-        if len(indices):
-            self.learner.observe_codes(codes, labels, indices)
-
-    # -- a session -----------------------------------------------------------------------------------------------------
-
     def _session(self, number: int, state: dict[str, Any] | None = None) -> None:
         """Rehearse for one session, or for the rest of an interrupted one, and record it."""
+        seed, settings, learner = self.config.seed, self.config.measure, self.learner
+        meter = measure.DriftMeter(self.tests, settings.drift, number, generator(seed, "drift"))
         if state is None:
-            awake, _ = self.tests.predict(self.learner, number)
-            about: dict[str, Any] = {"session": number, "accuracy_before_rehearsal": self.tests.accuracy(awake, number)}
-            rng = generator(self.config.seed, f"distances {number}")
-            distances = stored_distances(self.learner, self.config.measure.distances, rng)
-            budget = session_budget(self.config.budget, self.learner.buffer.seen, self.fits)
-            rehearsal = Rehearsal(self.learner, self.learner.session_budget(budget))
+            before = self.tests.predict(learner, number)[1]
+            about: dict[str, Any] = {"session": number, "accuracy_before_rehearsal": before}
+            distances = measure.stored_distances(learner, settings.distances, generator(seed, f"distances {number}"))
+            budget = measure.session_budget(self.config.budget, learner.buffer.seen, self.fits)
+            rehearsal, progress = Rehearsal(learner, learner.session_budget(budget)), [-1.0, 0]
         else:
-            about, distances = dict(state["about"]), state["distances"]
-            rehearsal = Rehearsal(self.learner, Budget(**state["rehearsal"]["budget"]), state["rehearsal"])
-        meter = DriftMeter(self.tests, self.config.measure.drift, number, generator(self.config.seed, "drift"))
-        patience = Patience(self.config.stop.patience or 1)
-        if state is not None:
+            about, distances, progress = dict(state["about"]), state["distances"], state["patience"]
+            rehearsal = Rehearsal(learner, Budget(**state["rehearsal"]["budget"]), state["rehearsal"])
             meter.curve = list(state["drift"])
-            patience.best, patience.since = state["patience"]
+        if self.held_out is not None:
+            self.held_out.progress = progress
 
         def session_state() -> dict[str, Any]:
             return {
                 "about": about, "rehearsal": rehearsal.state_dict(), "drift": meter.curve, "distances": distances,
-                "patience": [patience.best, patience.since],
+                "patience": progress if self.held_out is None else self.held_out.progress,
             }  # fmt: skip
 
         try:
@@ -165,7 +149,8 @@ class _RunLoop:
             while not rehearsal.done:
                 rehearsal.step()
                 meter.measure(self.learner)
-                if self._stops_early(rehearsal, patience):
+                due = not rehearsal.done and rehearsal.updates % self.config.stop.every == 0
+                if due and self.held_out is not None and self.held_out.exhausted(self.learner):
                     rehearsal.stop()
                 self._save_if_due(session_state)
                 self.live.step(number, rehearsal)
@@ -176,18 +161,13 @@ class _RunLoop:
             about, log = {**about, "failed": str(error)}, None
         self._record(about, log, rehearsal.budget, meter, distances)
 
-    def _stops_early(self, rehearsal: Rehearsal, patience: Patience) -> bool:
-        if self.held_out is None or rehearsal.done or rehearsal.updates % self.config.stop.every:
-            return False
-        return patience.exhausted(self.held_out.accuracy(self.learner))
-
     def _record(
-        self, about: dict[str, Any], log: SessionLog | None, budget: Budget, meter: DriftMeter, distances: Array
+        self, about: dict[str, Any], log: SessionLog | None, budget: Budget, meter: measure.DriftMeter, distances: Array
     ) -> None:
         number = int(about["session"])
-        predicted, top5 = self.tests.predict(self.learner, number)
+        predicted, accuracy, top5 = self.tests.predict(self.learner, number)
         self.predictions.append(predicted)
-        record: dict[str, Any] = {**about, "accuracy": self.tests.accuracy(predicted, number), "top5": top5}
+        record: dict[str, Any] = {**about, "accuracy": accuracy, "top5": top5}
         if log is not None:
             record |= {**asdict(log.costs), "coverage": log.coverage, "stored": log.stored}
             held_out = 0 if self.held_out is None else self.held_out.buffer.nbytes
@@ -214,8 +194,6 @@ class _RunLoop:
         self._save_if_due(lambda: None)
         self.live.passed(number)
 
-    # -- the end -------------------------------------------------------------------------------------------------------
-
     def _conclude(self) -> dict[str, Any]:
         summary = self._summary()
         keep = self.config.checkpoint.keep == "state"
@@ -229,9 +207,8 @@ class _RunLoop:
 
     def _summary(self) -> dict[str, Any]:
         result = accuracies(self.predictions, self.tests.labels, self.tests.arrived)
-        head, tail = head_and_tail(
-            self.predictions[-1], self.tests.labels, self.stream.counts, threshold=self.config.measure.head
-        )
+        final, threshold = self.predictions[-1], self.config.measure.head
+        head, tail = head_and_tail(final, self.tests.labels, self.stream.counts, threshold=threshold)
         done = [record for record in self.records if "failed" not in record]
         totals: dict[str, Any] = {name: sum(record[name] for record in done) for name in _TOTALS}
         totals["coverage"] = float(np.mean([record["coverage"] for record in done])) if done else 0.0
@@ -252,8 +229,6 @@ class _RunLoop:
         }  # fmt: skip
         return {name: _or_none(value) for name, value in summary.items()}
 
-    # -- state ---------------------------------------------------------------------------------------------------------
-
     def _restore(self, base: Path) -> dict[str, Any] | None:
         """Load the last checkpoint, or go to the start of the stream; return the session that was interrupted."""
         state = self.folder.load_checkpoint(self.progress.note)
@@ -261,17 +236,15 @@ class _RunLoop:
             self._start(base)
             return None
         if state["start"] != self.prepared.key:
-            raise GraspError(
-                f"the run in {self.folder.path} cannot resume: its data, network or codec have changed since it "
-                "started. Start it again in another folder, or delete this one"
-            )
+            why = "its data, network or codec have changed since it started. Use another folder, or delete this one"
+            raise GraspError(f"the run in {self.folder.path} cannot resume: {why}")
         self.stream.load_state_dict(state["stream"])
         self.learner.load_state_dict(state["learner"])
         if self.held_out is not None:
             self.held_out.load_state_dict(state["held"])
         self.records, self.seconds = list(state["records"]), float(state["seconds"])
         self.predictions = list(np.asarray(state["predictions"]))
-        self._energy.resume(state["joules"])
+        self._energy.spent = state["joules"] or 0.0
         self.drift = {int(number): np.asarray(curve) for number, curve in state["drift"].items()}
         self.folder.write_metrics(self.records)
         session: dict[str, Any] | None = state["session"]
@@ -285,10 +258,11 @@ class _RunLoop:
         prepared, samples = self.prepared, self.prepared.samples
         self.folder.clear()
         self.folder.write_config(as_plain(self.config))
-        about = {"data": samples.name, "fingerprint": prepared.fingerprint, "base": prepared.log}
+        fingerprint = samples.fingerprint()
+        about = {"data": samples.name, "fingerprint": fingerprint, "base": prepared.pretrained.log}
         self.folder.write_json("environment", {**environment(), **about})
         self.folder.write_json("classes", samples.classes)
-        save_stream(self.stream, self.folder.path / "stream.npz", fingerprint=prepared.fingerprint)
+        save_stream(self.stream, self.folder.path / "stream.npz", fingerprint=fingerprint)
         if prepared.problems:
             self.folder.write_json("problems", prepared.problems)
             self.progress.note(f"problems with the data: {len(prepared.problems)}, listed in problems.json")
@@ -305,20 +279,14 @@ class _RunLoop:
                 self._pause = max(self.config.checkpoint.seconds, 20 * (self._saved - begin))
 
     def _save(self, session: dict[str, Any] | None) -> None:
-        self.folder.save_checkpoint(
-            {
-                "start": self.prepared.key,
-                "stream": self.stream.state_dict(),
-                "learner": self.learner.state_dict(),
-                "held": None if self.held_out is None else self.held_out.state_dict(),
-                "records": self.records,
-                "predictions": np.stack(self.predictions),
-                "drift": self.drift,
-                "joules": self._energy.joules(),
-                "seconds": self.seconds + time.perf_counter() - self._started,
-                "session": session,
-            }
-        )
+        state = {
+            "start": self.prepared.key, "stream": self.stream.state_dict(), "learner": self.learner.state_dict(),
+            "held": None if self.held_out is None else self.held_out.state_dict(),
+            "records": self.records, "predictions": np.stack(self.predictions), "drift": self.drift,
+            "joules": self._energy.joules(), "seconds": self.seconds + time.perf_counter() - self._started,
+            "session": session,
+        }  # fmt: skip
+        self.folder.save_checkpoint(state)
 
 
 def _or_none(value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import multiprocessing
 import signal
 import sys
@@ -11,7 +12,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,119 +43,85 @@ def sweep(
 
     Settings that cannot work are refused before anything is done. Finished runs are skipped. Runs that start from the
     same state share it.
-
-    Args:
-        configs: settings of the runs.
-        folder: the folder of all runs.
-        progress: shows the work.
-        workers: see `make_workers`.
-        title: what the work is called.
     """
-    for one in {config.with_(seed=0).path: config for config in configs}.values():
+    for one in {replace(config, seed=0).path: config for config in configs}.values():
         check_run(one)
-    outcome, waiting = Outcome(), {config.path: config for config in configs}
-    order = {folder / path: number for number, path in enumerate(waiting)}
-    for path, config in list(waiting.items()):
+    wanted = {folder / config.path: config for config in configs}
+    reasons: dict[Path, str] = {}  # of failures; empty for finished runs
+    for path, config in wanted.items():
+        place = RunFolder(path)
         try:
-            if _is_finished(RunFolder(folder / path), config):
-                outcome.finished.append(folder / path)
-                del waiting[path]
+            if place.holds(config) and place.finished:
+                place.summary()  # it must be readable
+                reasons[path] = ""
         except GraspError as error:  # a damaged folder
-            outcome.failed[folder / path] = str(error)
-            del waiting[path]
-    if outcome.finished:
-        progress.note(f"{len(outcome.finished)} runs were finished before")
-    if waiting:
-        cache = PreparedCache()
-        first = next(iter(waiting.values()))
+            reasons[path] = str(error)
+    if finished := [*reasons.values()].count(""):
+        progress.note(f"{finished} runs were finished before")
+    if waiting := {path: config for path, config in wanted.items() if path not in reasons}:
+        cache, first = PreparedCache(), next(iter(waiting.values()))
         if not first.base.trains:
             cache.get(first, progress)  # now the latents are in the cache on disk, for all processes
-        _run_all(waiting, folder, progress, workers, title, outcome, cache if isinstance(workers, _Here) else None)
-    outcome.finished.sort(key=order.__getitem__)
-    return outcome
-
-
-def _is_finished(place: RunFolder, config: Config) -> bool:
-    """Whether a run has finished there; its summary must be readable."""
-    if not (place.path / "config.toml").exists() or not place.holds(config) or not place.finished:
-        return False
-    place.summary()
-    return True
+        own = cache if isinstance(workers, _Here) else None
+        reasons |= _run_all(waiting, folder, progress, workers, title, own)
+    failed = {path: reasons[path] for path in wanted if reasons[path]}
+    return Outcome([path for path in wanted if path not in failed], failed)
 
 
 def _run_all(
-    configs: dict[str, Config], folder: Path, progress: Progress, workers: Executor, title: str, outcome: Outcome,
+    configs: dict[Path, Config], folder: Path, progress: Progress, workers: Executor, title: str,
     cache: PreparedCache | None,
-) -> None:  # fmt: skip
-    same_base: dict[str, list[str]] = {}  # runs that start from the same state
+) -> dict[Path, str]:  # fmt: skip
+    """Run all, after the states from which they start; return why each failed, or an empty text."""
+    alike: dict[str, list[Path]] = {}  # runs that start from the same state
     for path, config in configs.items():
-        same_base.setdefault(base_key(config), []).append(path)
-    runs: dict[Future[str], Path] = {}
-    with progress.task(title, len(same_base) + len(configs)) as advance:
+        alike.setdefault(base_key(config), []).append(path)
+    runs, reasons = dict[Future[str], Path](), dict[Path, str]()
+    with progress.task(title, len(alike) + len(configs)) as advance:
         try:
-            bases = {
-                workers.submit(_base_task, configs[paths[0]], folder, cache): paths for paths in same_base.values()
-            }
+            bases = {workers.submit(_task, configs[paths[0]], folder, cache, True): paths for paths in alike.values()}
             for base in as_completed(bases):
                 for path in bases[base]:
                     if reason := base.result():
-                        outcome.failed[folder / path] = reason
+                        reasons[path] = reason
                         advance(1)
                     else:
-                        runs[workers.submit(_run_task, configs[path], folder, cache)] = folder / path
+                        runs[workers.submit(_task, configs[path], folder, cache)] = path
                 advance(1)
             for done in as_completed(runs):
-                if reason := done.result():
-                    outcome.failed[runs[done]] = reason
-                else:
-                    outcome.finished.append(runs[done])
+                reasons[runs[done]] = done.result()
                 advance(1)
         except BrokenProcessPool as error:
-            raise GraspError(
-                "a worker process was killed, perhaps for lack of memory; finished runs are kept: run the same command "
-                "again to resume"
-            ) from error
+            killed = "a worker process was killed, perhaps for lack of memory"
+            raise GraspError(f"{killed}; finished runs are kept: run the same command again to resume") from error
+    return reasons
 
 
-# -- tasks of the workers ----------------------------------------------------------------------------------------------
-
-_of_this_worker: PreparedCache | None = None  # set when a worker process starts
+_own_cache = functools.cache(PreparedCache)  # one in each worker process
 
 
-def _base_task(config: Config, folder: Path, cache: PreparedCache | None) -> str:
-    """Make the state from which runs start; return the reason if that fails."""
-    base = folder / config.folder / "base"
+def _task(config: Config, folder: Path, cache: PreparedCache | None, only_base: bool = False) -> str:
+    """Run, or make only the state from which runs start; return the reason if that fails.
+
+    failure.txt has the traceback of a failure that is not the user's mistake.
+    """
+    base, cache = folder / config.folder / "base", cache or _own_cache()
+    place = base if only_base else folder / config.path
     try:
-        prepared = (cache or _of_this_worker or PreparedCache()).get(config, Silent())
-        learn_base(config, prepared, prepared.new_learner(config), base, Silent())
-    except Exception as error:
-        return _reason(error, base)
-    return ""
-
-
-def _run_task(config: Config, folder: Path, cache: PreparedCache | None) -> str:
-    """Run; return the reason if that fails."""
-    place = folder / config.path
-    try:
-        run(config, place, base=folder / config.folder / "base", cache=cache or _of_this_worker)
-        (place / "failure.txt").unlink(missing_ok=True)
-    except Exception as error:
-        return _reason(error, place)
-    return ""
-
-
-def _reason(error: Exception, place: Path) -> str:
-    """Explain a failure in one line; failure.txt has the traceback of what is not the user's mistake."""
-    if isinstance(error, GraspError):
+        if only_base:
+            prepared = cache.get(config, Silent())
+            learn_base(config, prepared, prepared.new_learner(config), base, Silent())
+        else:
+            run(config, place, base=base, cache=cache)
+            (place / "failure.txt").unlink(missing_ok=True)
+    except GraspError as error:
         return str(error)
-    file = place / "failure.txt"
-    with contextlib.suppress(OSError):
-        place.mkdir(parents=True, exist_ok=True)
-        file.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
-    return f"{type(error).__name__}: {error} ({file})"
-
-
-# -- workers -----------------------------------------------------------------------------------------------------------
+    except Exception as error:
+        with contextlib.suppress(OSError):
+            place.mkdir(parents=True, exist_ok=True)
+            (place / "failure.txt").write_text(traceback.format_exc(), encoding="utf-8")
+        return f"{type(error).__name__}: {error} ({place / 'failure.txt'})"
+    return ""
 
 
 def make_workers(number: int | None = None, plugins: Sequence[Path] = ()) -> Executor:
@@ -198,19 +165,12 @@ class _Pool(ProcessPoolExecutor):
 
 
 def _start_worker(threads: int, plugins: tuple[Path, ...]) -> None:
-    global _of_this_worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent decides for all
-    _end_with_parent()
+    if sys.platform == "linux":  # the kernel ends this process when its parent is gone
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
     machine.prepare()
     machine.flush_denormals()
     torch.set_num_threads(threads)
     for path in plugins:
         load_plugin(path)
-    _of_this_worker = PreparedCache()
-
-
-def _end_with_parent() -> None:
-    """On Linux, let the kernel end this process when its parent is gone."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG

@@ -38,10 +38,11 @@ def grid(
     chosen = _parts(policies, policy_names)
     if not chosen:
         raise GraspError("--policies: give at least one, or all")
-    capacities = {False: _capacities(buffers, config), True: [None]}
+    words = [word.strip() for word in buffers.split(",") if word.strip()]
+    given: list[Any] = [change(config, {"buffer": word}).buffer.capacity for word in words]
     found = []
     for seed, learner in product(parse_seeds(seeds), _parts(learners, learner_names) or [config.learner]):
-        fit = capacities[learners.get(learner.name).unbounded]
+        fit = [None] if learners.get(learner.name).unbounded else given or [config.buffer.capacity]
         for capacity, budget, policy in product(fit, _budgets(updates, config.budget), chosen):
             buffer = replace(config.buffer, capacity=capacity)
             found.append(replace(kept, seed=seed, learner=learner, policy=policy, budget=budget, buffer=buffer))
@@ -63,10 +64,8 @@ def parse_parts(text: str) -> list[Part]:
     [Part(name='grasp', parameters={}), Part(name='mir', parameters={'candidates': 5, 'mode': 'top'})]
     """
     found = []
-    for word in re.findall(r"[^,(]+(?:\([^)]*\))?", text):
+    for word in re.findall(r"[^,(\s][^,(]*(?:\([^)]*\))?", text):
         name, _, inner = word.strip().partition("(")
-        if not name:
-            continue
         pairs = [pair.partition("=") for pair in inner.rstrip(")").split(",") if pair.strip()]
         if wrong := [key for key, equals, _ in pairs if not equals]:
             raise GraspError(f"{word.strip()}: write a parameter as name=value, got {wrong[0]!r}")
@@ -88,19 +87,14 @@ def parse_seeds(text: str) -> list[int]:
 
 def _budgets(text: str, budget: BudgetConfig) -> list[BudgetConfig]:
     found = []
-    for word in text.split(","):
-        number = parse(word.strip().removesuffix("x"))
+    for word in map(str.strip, text.split(",")):
+        number = parse(word.removesuffix("x"))
         if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < math.inf:
             raise GraspError(f"--updates {word}: give a multiple of the preset's such as 0.5x, or a number of updates")
-        if word.strip().endswith("x"):
+        if word.endswith("x"):
             found.append(replace(budget, times=number * budget.times))
         elif isinstance(number, int):
             found.append(replace(budget, updates=number, times=1.0))
         else:
             raise GraspError(f"--updates {word}: give a whole number of updates, or a multiple as {word}x")
     return found
-
-
-def _capacities(text: str, config: Config) -> list[Any]:
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    return [change(config, {"buffer": word}).buffer.capacity for word in words] or [config.buffer.capacity]

@@ -6,6 +6,7 @@ them, and `_build` makes the tree.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import re
@@ -13,36 +14,27 @@ import tomllib
 import types
 from collections.abc import Iterator, Mapping
 from functools import cache
-from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from importlib.resources.abc import Traversable
+from typing import Annotated, Any, Union, cast, get_args, get_origin, get_type_hints
 
 from graspcl.checks import check
 from graspcl.errors import GraspError, nearest
 from graspcl.settings.config import Config, DataConfig, Part, StreamConfig, as_plain
-from graspcl.settings.rules import idle_reason
+from graspcl.settings.rules import idle_reason, registries
 
 _WORDS = {"true": True, "yes": True, "false": False, "no": False, "none": None}
 
 
 def from_plain(values: Mapping[str, Any], where: str = "") -> Config:
-    """Make a `Config` of nested dictionaries, as `as_plain` returns and TOML files contain.
-
-    Args:
-        values: settings; absent ones have their defaults.
-        where: their source, for error messages.
+    """Make a `Config` of nested dictionaries from `where`, as `as_plain` returns and TOML files contain.
 
     >>> from_plain({"policy": "uniform", "buffer": {"capacity": "8MB"}}).buffer.capacity
     '8MB'
-    >>> from_plain({"bufer": 3})
-    Traceback (most recent call last):
-        ...
-    graspcl.errors.GraspError: there is no setting 'bufer'; did you mean 'buffer'?
     """
     try:
-        config: Config = _build(Config, flatten(values))
+        return cast(Config, _build(Config, flatten(values)))
     except GraspError as error:
         raise GraspError(f"{where}: {error}" if where else str(error)) from error
-    return config
 
 
 def change(config: Config, options: Mapping[str, Any]) -> Config:
@@ -50,10 +42,6 @@ def change(config: Config, options: Mapping[str, Any]) -> Config:
 
     >>> change(Config(), {"buffer": "0.2GB", "optimiser.lr": "0.5", "policy.eps": "1e-6"}).policy
     Part(name='grasp', parameters={'eps': 1e-06})
-    >>> change(Config(), {"stop.every": 10})
-    Traceback (most recent call last):
-        ...
-    graspcl.errors.GraspError: --stop.every would do nothing: without stop.patience no session ends early
     """
     changes = flatten(options)
     changed: Config = _build(Config, merge(flatten(as_plain(config)), changes))
@@ -63,25 +51,14 @@ def change(config: Config, options: Mapping[str, Any]) -> Config:
     return changed
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file as nested dictionaries."""
+def read_toml(path: Traversable) -> dict[str, Any]:
+    """Read a TOML file, a `Path` or a resource, as nested dictionaries."""
     try:
-        return parse_toml(path.read_text(encoding="utf-8"), str(path))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise GraspError(f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
+    except ValueError as error:
         raise GraspError(f"{path} is not a TOML file: {error}") from error
-
-
-def parse_toml(text: str, where: str) -> dict[str, Any]:
-    """Parse TOML text as nested dictionaries."""
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise GraspError(f"{where} is not a TOML file: {error}") from error
-
-
-# -- flat settings -----------------------------------------------------------------------------------------------------
 
 
 def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,22 +99,17 @@ def merge(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
     {'seed': 2, 'policy.name': 'grasp'}
     """
     chosen = {place for place, key, group in map(_place, changes) if key == _first(group)}
-    kept = {}
-    for name, value in settings.items():
-        place, key, group = _place(name)
-        if place not in chosen or key in _kinds(group):
-            kept[name] = value
-    return {**kept, **changes}
+    places = {name: _place(name) for name in settings}
+    kept = [name for name, (place, key, group) in places.items() if place not in chosen or key in _kinds(group)]
+    return {**{name: settings[name] for name in kept}, **changes}
 
 
 def _place(name: str) -> tuple[str, str, type]:
     """Return the name of the group that a setting is in, its key there, and the group; the tree itself for others."""
     place, _, key = name.rpartition(".")
     group = _group_at(place)
-    return (place, key, group) if group is not None and _takes_parameters(group) else ("", "", Config)
-
-
-# -- the tree ----------------------------------------------------------------------------------------------------------
+    chooses = group is not None and any(item.name == "parameters" for item in dataclasses.fields(group))
+    return (place, key, group) if group is not None and chooses else ("", "", Config)
 
 
 def _build(group: type, values: Mapping[str, Any], prefix: str = "") -> Any:
@@ -155,36 +127,27 @@ def _build(group: type, values: Mapping[str, Any], prefix: str = "") -> Any:
             built[key] = _convert(kind, left.pop(name), name)
     if group is Part and "name" not in built:
         raise GraspError(f"{prefix}name must be a text, got none")
-    if left and not _takes_parameters(group):
-        raise _unknown(next(iter(left)), prefix, _kinds(group))
-    if left:
-        parameters = {name.removeprefix(prefix): parse(value) for name, value in left.items()}
-        _check_parameters(group, built, parameters, prefix)
+    parameters = {name.removeprefix(prefix): parse(value) for name, value in left.items()}
+    if parameters and group is not Part:  # those of a Part are checked by its registry (`graspcl.settings.rules`)
+        taken = _further_settings(group, built)
+        if wrong := [key for key in parameters if key not in taken]:
+            raise _unknown(prefix + wrong[0], prefix, {*_kinds(group), *taken})
+    if parameters:
         built["parameters"] = parameters
     return group(**built)
 
 
-def _check_parameters(group: type, built: dict[str, Any], parameters: dict[str, Any], prefix: str) -> None:
-    """Refuse settings of a stream or of data that neither the group nor its registered part has.
-
-    The parameters of a `Part` are checked by its registry (`graspcl.settings.rules`).
-    """
-    taken: set[str] = set()
-    if group is StreamConfig:
-        from graspcl.stream import streams
-
-        kind = built.get("kind", StreamConfig.kind)
-        taken = set(streams.parameters(kind)) - {"order", "task_of"} if kind in streams else set()
-    elif group is DataConfig:
-        from graspcl.data import data_sources
-
-        taken = set(data_sources.parameters(built["path"])) if built.get("path", "") in data_sources else set()
-    for key in parameters:
-        if group is not Part and key not in taken:
-            raise _unknown(prefix + key, prefix, {*_kinds(group), *taken})
+def _further_settings(group: type, built: dict[str, Any]) -> set[str]:
+    """Return the parameters of the registered stream or data that a group chooses."""
+    chooses = {StreamConfig: ("streams", "kind"), DataConfig: ("data", "path")}
+    if group not in chooses:
+        return set()
+    kind, key = chooses[group]
+    registry, part = registries()[kind], built.get(key, getattr(group, key))
+    return set(registry.parameters(part)) - {"task_of"} if part in registry else set()
 
 
-def _unknown(name: str, prefix: str, valid: Mapping[str, Any] | set[str]) -> GraspError:
+def _unknown(name: str, prefix: str, valid: set[str]) -> GraspError:
     """Make the error for an unknown setting; suggest one of that name in another group, or one with a similar name."""
     key, _, rest = name.removeprefix(prefix).partition(".")
     if rest and key in valid:
@@ -196,35 +159,24 @@ def _unknown(name: str, prefix: str, valid: Mapping[str, Any] | set[str]) -> Gra
 
 def _convert(kind: Any, value: Any, name: str) -> Any:
     """Convert a value to what a setting takes, or refuse it."""
-    taken = _types(kind)
-    parsed = parse(value)
-    if get_origin(kind) is not Literal and parsed is None and type(None) in taken:
+    taken, parsed = _types(kind), parse(value)
+    if parsed is None and type(None) in taken:
         return None
-    for number in (bool, int, float):
-        if number in taken and (found := _number(number, parsed)) is not None:
-            value = found
-            break
+    if isinstance(parsed, bool):
+        value = parsed if bool in taken else value
+    elif isinstance(parsed, int | float) and math.isfinite(parsed):
+        if int in taken and parsed == int(parsed):
+            value = int(parsed)
+        elif float in taken:
+            value = float(parsed)
     check(name, value, kind)
     return value
 
 
 def _types(kind: Any) -> list[Any]:
     """Return the plain types that an annotation admits."""
-    if get_origin(kind) is Annotated:
-        return [get_args(kind)[0]]
-    if get_origin(kind) in (Union, types.UnionType):
-        return [one for choice in get_args(kind) for one in _types(choice)]
-    return [kind]
-
-
-def _number(kind: type, value: Any) -> Any:
-    if kind is bool or isinstance(value, bool):
-        return value if kind is bool and isinstance(value, bool) else None
-    if not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    if kind is int:
-        return int(value) if value == int(value) else None
-    return float(value)
+    choices = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else [kind]
+    return [get_args(choice)[0] if get_origin(choice) is Annotated else choice for choice in choices]
 
 
 def parse(value: Any) -> Any:
@@ -238,14 +190,9 @@ def parse(value: Any) -> Any:
     if value.lower() in _WORDS:
         return _WORDS[value.lower()]
     for kind in (int, float):
-        try:
+        with contextlib.suppress(ValueError):
             return kind(value)
-        except ValueError:
-            continue
     return value
-
-
-# -- the shape of the tree ---------------------------------------------------------------------------------------------
 
 
 def all_settings(group: type = Config, prefix: str = "") -> list[tuple[str, Any]]:
@@ -274,10 +221,6 @@ def _group_in(kind: Any) -> type | None:
 def _first(group: type) -> str:
     """Return the setting that stands for a group."""
     return next(iter(_kinds(group)))
-
-
-def _takes_parameters(group: type) -> bool:
-    return any(item.name == "parameters" for item in dataclasses.fields(group))
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,36 +17,33 @@ def idle_reason(config: Config, name: str) -> str | None:
     >>> idle_reason(Config(), "stop.every")
     'without stop.patience no session ends early'
     """
-    group, _, key = name.partition(".")
-    base, stream, budget = config.base, config.stream, config.budget
-    if name == "budget.passes" and budget.updates is not None:
-        return f"budget.updates is {budget.updates}; --budget.updates none counts passes instead"
-    if name in ("stop.every", "stop.share") and config.stop.patience is None:
-        return "without stop.patience no session ends early"
-    if name in ("base.epochs", "base.batch_size", "base.lr") and not base.trains:
-        return f"with base.method {base.method} nothing is trained before the stream"
-    if name == "base.passes" or name.startswith("base.optimiser"):
-        if not stream.base_classes and stream.file is None:
-            return "there are no base classes (stream.base_classes)"
-        if key != "passes" and not base.passes:
-            return "with base.passes 0 the base samples are not rehearsed"
-    if group == "codec" and config.rehearsal == "veridical":
-        return "veridical rehearsal stores samples unmodified"
-    for optimiser, given in (("optimiser", config.optimiser), ("base.optimiser", base.optimiser)):
-        if name == f"{optimiser}.momentum" and given is not None and given.name == "adamw":
-            return "AdamW has none"
-    if name == "data.pixels" and config.reads != "images":
-        return "the network reads texts, not images"
-    if name in ("data.text", "data.label", "data.tasks") and config.reads == "images":
-        return "the network reads images, not texts"
-    return _idle_in_stream(config, key) if group == "stream" else None
+    base, stream, updates = config.base, config.stream, config.budget.updates
+    reads = config.reads if name.startswith("data.") else ""  # it loads torch
+    no_base = not stream.base_classes and stream.file is None
+    adamw = [one is not None and one.name == "adamw" for one in (config.optimiser, base.optimiser)]
+    for pattern, idle, reason in (
+        ("budget.passes", updates is not None, f"budget.updates is {updates}; --budget.updates none counts passes"),
+        ("stop.(every|share)", config.stop.patience is None, "without stop.patience no session ends early"),
+        ("base.(epochs|batch_size|lr)", not base.trains, f"base.method {base.method} trains nothing before the stream"),
+        ("base.(passes|optimiser.*)", no_base, "there are no base classes (stream.base_classes)"),
+        ("base.optimiser.*", not base.passes, "with base.passes 0 the base samples are not rehearsed"),
+        ("codec.*", config.rehearsal == "veridical", "veridical rehearsal stores samples unmodified"),
+        ("optimiser.momentum", adamw[0], "AdamW has none"),
+        ("base.optimiser.momentum", adamw[1], "AdamW has none"),
+        ("data.pixels", reads != "images", "the network reads texts, not images"),
+        ("data.(text|label|tasks)", reads == "images", "the network reads images, not texts"),
+    ):
+        if idle and re.fullmatch(pattern, name):
+            return reason
+    return _idle_in_stream(config, name.removeprefix("stream.")) if name.startswith("stream.") else None
 
 
 def _idle_in_stream(config: Config, key: str) -> str | None:
     stream = config.stream
+    if key == "order" and stream.file is not None and config.data.classes is not None:
+        return None  # the order tells which classes are used
     if stream.file is not None and key not in ("file", "base_classes"):
-        chooses = key == "order" and config.data.classes is not None  # the order tells which classes are used
-        return None if chooses else f"the stream comes from {stream.file}"
+        return f"the stream comes from {stream.file}"
     if key == "order" and config.data.tasks is not None:
         return "tasks arrive in the order of data.tasks"
     if key in ("base_classes", "sessions", "order", "blurry", "imbalance", "chunk") and key not in _taken(stream.kind):
@@ -114,9 +112,7 @@ def network_options(config: Config) -> dict[str, Any]:
 def _check_together(config: Config) -> None:
     stream, method, reads = config.stream, config.base.method, config.reads
     if config.rehearsal == "veridical" and reads == "vectors":
-        raise GraspError(
-            f"{config.data.path} has no veridical rehearsal: its frozen part is a text encoder outside of the network"
-        )
+        raise GraspError(f"{config.data.path} has no veridical rehearsal: its text encoder is outside of the network")
     for name in ("imbalance", "blurry"):
         if getattr(stream, name) and name not in _taken(stream.kind):
             raise GraspError(f"stream.{name}: streams of kind {stream.kind} take no {name}; set another --stream.kind")

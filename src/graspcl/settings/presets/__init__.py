@@ -8,26 +8,20 @@ users without data of their own. `extends` names a preset to start from.
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from importlib import resources
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
+from graspcl.checks import checked
 from graspcl.errors import GraspError, nearest
 from graspcl.settings.config import Config
-from graspcl.settings.read import flatten, from_plain, merge, parse_toml
-
-Scale = Literal["full", "small", "smoke"]
-Rehearsal = Literal["latent", "veridical"]
-Memory = Literal["bounded", "unbounded"]
+from graspcl.settings.read import flatten, from_plain, merge, read_toml
 
 _VARIANTS = ("latent", "veridical", "unbounded", "without_data")
 
 
 def names() -> list[str]:
-    """Return the names of all presets.
-
-    >>> "imagenet-300" in names()
-    True
-    """
+    """Return the names of all presets."""
     files = resources.files(__name__).iterdir()
     return sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
 
@@ -38,8 +32,10 @@ def about(name: str) -> dict[str, str]:
     return {"title": found.get("title", name), "paper": found.get("paper", "–")}
 
 
+@checked
 def preset(
-    name: str, scale: Scale = "full", rehearsal: Rehearsal | None = None, memory: Memory = "bounded",
+    name: str, scale: Literal["full", "small", "smoke"] = "full",
+    rehearsal: Literal["latent", "veridical"] | None = None, memory: Literal["bounded", "unbounded"] = "bounded",
     own_data: str | None = None, **changes: Any,
 ) -> Config:  # fmt: skip
     """Return the settings of a preset.
@@ -52,18 +48,14 @@ def preset(
         own_data: path or name that replaces the data of a scale.
         changes: other values for whole fields of `Config`.
 
-    >>> from graspcl.settings.config import Part
-    >>> config = preset("imagenet-300", policy=Part("uniform"))
-    >>> config.budget.updates, config.budget.batch_size, str(config.policy)
-    (1251, 512, 'uniform')
+    >>> config = preset("imagenet-300", seed=1)
+    >>> config.budget.updates, config.budget.batch_size, config.seed
+    (1251, 512, 1)
     """
     found = _read(name)
-    settings, scaled = found["settings"], found.get(scale, {})
-    own = scaled.get("rehearsal", settings.get("rehearsal", "latent"))
+    settings = found["settings"]
+    own = {"rehearsal": "latent", **settings, **found.get(scale, {})}["rehearsal"]
     rehearsal = rehearsal or own
-    for what, kind, given in (("scale", Scale, scale), ("rehearsal", Rehearsal, rehearsal), ("memory", Memory, memory)):
-        if given not in get_args(kind):
-            raise GraspError(f"{what} cannot be {given!r}; {nearest(given, get_args(kind))}")
     sections = [rehearsal, scale, f"{scale}.{rehearsal}"]
     sections += ["data"] if own_data is not None else [f"{scale}.without_data"]
     sections += ["unbounded", f"{scale}.unbounded"] if memory == "unbounded" else []  # last: scales have capacities
@@ -71,7 +63,7 @@ def preset(
     settings = functools.reduce(merge, (layers.get(section, {}) for section in sections), settings)
     words = [name, *(word for word in (scale, rehearsal, memory) if word not in ("full", own, "bounded"))]
     config = from_plain({**settings, "name": "-".join(words), "rehearsal": rehearsal}, f"the preset {name}")
-    return config.with_(**changes)
+    return replace(config, **changes)
 
 
 @functools.cache
@@ -79,8 +71,7 @@ def _read(name: str) -> dict[str, Any]:
     """Return title and paper of a preset, and its sections as flat settings: settings, small, small.veridical, …"""
     if name not in names():
         raise GraspError(f"there is no preset called {name!r}; {nearest(name, names())}")
-    text = (resources.files(__name__) / f"{name}.toml").read_text(encoding="utf-8")
-    given = parse_toml(text, f"the preset {name}")
+    given = read_toml(resources.files(__name__) / f"{name}.toml")
     found: dict[str, Any] = dict(_read(given.pop("extends"))) if "extends" in given else {}
     for section, content in given.items():
         if isinstance(content, str):
