@@ -147,7 +147,7 @@ def test_what_cannot_be_loaded_is_told(image_run, tmp_path):
     next(folder.glob("checkpoints/*")).write_bytes(b"no")
     refused("cannot be loaded: the checkpoint .* is damaged", folder)
     shutil.rmtree(folder / "checkpoints")
-    refused("kept no state; run it with --checkpoint.keep state", folder)
+    refused("kept no state; delete it and use graspcl run", folder)
     (folder / "summary.json").unlink()
     refused("is not finished", folder)
 

@@ -15,7 +15,7 @@ from torch import nn
 from graspcl.buffer import Buffer
 from graspcl.errors import GraspError
 from graspcl.policy import Budget, Session, batches
-from graspcl.policy.incoming import Aser, knn_shapley
+from graspcl.policy.aser import Aser, knn_shapley
 from graspcl.testing.common import ToyNetwork
 from graspcl.testing.policies import check_policy
 

@@ -12,8 +12,9 @@ from torch import nn
 from graspcl.buffer import Buffer
 from graspcl.errors import GraspError
 from graspcl.model import vector_network
-from graspcl.policy import Budget, Policy, Session, batches, gradients, policies
-from graspcl.policy.gradients import Gradients, matching_order
+from graspcl.policy import Budget, Policy, Session, batches, policies
+from graspcl.policy.grad_matching import matching_order
+from graspcl.policy.gradients import Gradients
 from graspcl.testing.common import seeded
 from graspcl.testing.policies import check_policy
 
@@ -129,7 +130,7 @@ def test_grad_matching_is_the_exhaustive_greedy_one(
     kind: str, budget: Budget, gram: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With 63 draws every class is exhausted at least twice; without room for the products, as with it."""
-    monkeypatch.setattr(gradients, "_GRAM", gram)
+    monkeypatch.setattr(grad_matching, "_GRAM", gram)
     asked = session(budget)
     g = explicit(asked, kind)
     g /= np.linalg.norm(g, axis=1, keepdims=True) + 1e-8

@@ -14,7 +14,7 @@ from torch import nn
 from graspcl.buffer import Buffer
 from graspcl.errors import GraspError
 from graspcl.policy import Budget, Session, batches
-from graspcl.policy.incoming import Mir
+from graspcl.policy.mir import Mir
 from graspcl.testing.common import ToyNetwork
 from graspcl.testing.policies import check_policy
 

@@ -46,7 +46,7 @@ def load_learner(folder: Path) -> Learned:
         raise GraspError(f"the run in {folder} is not finished; run its `graspcl run` command again to resume it")
     state = place.load_checkpoint(damage.append)
     if state is None:
-        why = damage[0].partition(";")[0] if damage else "it kept no state; run it with --checkpoint.keep state"
+        why = damage[0].partition(";")[0] if damage else "it kept no state; delete it and use graspcl run"
         raise GraspError(f"the run in {folder} cannot be loaded: {why}")
     execution, names = replace(config.execution, compile=False), place.class_names()  # compiling takes minutes
     try:

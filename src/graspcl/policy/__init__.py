@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from graspcl.policy.aser import Aser
 from graspcl.policy.clib import Clib
-from graspcl.policy.gradients import GradMatching, Gss, Ocs
+from graspcl.policy.grad_matching import GradMatching
 from graspcl.policy.grasp import Grasp, grasp_order
-from graspcl.policy.incoming import Aser, Mir
+from graspcl.policy.gss import Gss
+from graspcl.policy.mir import Mir
+from graspcl.policy.ocs import Ocs
 from graspcl.policy.policy import IncomingPolicy, PlannedPolicy, Policy, policies
 from graspcl.policy.prototype import HardBiased, Mof, prototype_distances
 from graspcl.policy.rainbow import Rainbow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from graspcl.errors import GraspError
 from graspcl.registry import Registry
 from graspcl.settings.config import BudgetConfig, Config, Part
-from graspcl.settings.read import change, parse
+from graspcl.settings.read import change, parse, parse_parts
 
 
 def grid(
@@ -55,22 +54,6 @@ def _parts(registry: Registry[Any], text: str) -> list[Part]:
     for part in parts:
         registry.validate(part.name, part.parameters)
     return [Part(registry.get(part.name).name, part.parameters) for part in parts]
-
-
-def parse_parts(text: str) -> list[Part]:
-    """Parse a list of parts, with parameters in brackets.
-
-    >>> parse_parts("grasp, mir(candidates=5, mode=top)")
-    [Part(name='grasp', parameters={}), Part(name='mir', parameters={'candidates': 5, 'mode': 'top'})]
-    """
-    found = []
-    for word in re.findall(r"[^,(\s][^,(]*(?:\([^)]*\))?", text):
-        name, _, inner = word.strip().partition("(")
-        pairs = [pair.partition("=") for pair in inner.rstrip(")").split(",") if pair.strip()]
-        if wrong := [key for key, equals, _ in pairs if not equals]:
-            raise GraspError(f"{word.strip()}: write a parameter as name=value, got {wrong[0]!r}")
-        found.append(Part(name.strip(), {key.strip(): parse(value.strip()) for key, _, value in pairs}))
-    return found
 
 
 def parse_seeds(text: str) -> list[int]:

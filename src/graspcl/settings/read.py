@@ -83,6 +83,9 @@ def _written_out(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     group = _group_at(name)
     if isinstance(value, str) and group is not None and _PAIRS.fullmatch(value):
         value = dict(pair.strip().split("=") for pair in value.split(","))
+    elif isinstance(value, str) and group is Part and value.endswith(")"):
+        part = parse_parts(value)[0]
+        value = {"name": part.name, **part.parameters}
     if group is None:
         yield name, value
     elif isinstance(value, Mapping):
@@ -90,6 +93,22 @@ def _written_out(name: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _written_out(f"{name}.{key}", inner)
     else:
         yield f"{name}.{_first(group)}", value
+
+
+def parse_parts(text: str) -> list[Part]:
+    """Parse a list of parts, with parameters in brackets.
+
+    >>> parse_parts("grasp, mir(candidates=5, mode=top)")
+    [Part(name='grasp', parameters={}), Part(name='mir', parameters={'candidates': 5, 'mode': 'top'})]
+    """
+    found = []
+    for word in re.findall(r"[^,(\s][^,(]*(?:\([^)]*\))?", text):
+        name, _, inner = word.strip().partition("(")
+        pairs = [pair.partition("=") for pair in inner.rstrip(")").split(",") if pair.strip()]
+        if wrong := [key for key, equals, _ in pairs if not equals]:
+            raise GraspError(f"{word.strip()}: write a parameter as name=value, got {wrong[0]!r}")
+        found.append(Part(name.strip(), {key.strip(): parse(value.strip()) for key, _, value in pairs}))
+    return found
 
 
 def merge(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
