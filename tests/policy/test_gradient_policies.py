@@ -12,7 +12,7 @@ from torch import nn
 from graspcl.buffer import Buffer
 from graspcl.errors import GraspError
 from graspcl.model import vector_network
-from graspcl.policy import Budget, Policy, Session, batches, policies
+from graspcl.policy import Budget, Policy, Session, batches, grad_matching, policies
 from graspcl.policy.grad_matching import matching_order
 from graspcl.policy.gradients import Gradients
 from graspcl.testing.common import seeded
