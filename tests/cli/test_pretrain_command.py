@@ -150,7 +150,7 @@ def test_a_stopped_command_resumes(train, monkeypatch, capsys) -> None:
         # 8 px: ten pictures of 16 locations for 256 entries.
         (
             ("--codec", "opq", "--data.pixels", "8", "--base.epochs", "1000", "--stream.base_classes", "1"),
-            "160 vectors cannot train codebooks of 256 entries",
+            "codebooks of 256 entries need at least 256 vectors, got 160",
         ),
     ],
 )

@@ -95,7 +95,7 @@ def test_images_are_predicted_as_in_the_run_after_its_data_are_gone(options, tmp
 @pytest.fixture(scope="module")
 def image_run(tmp_path_factory):
     """A folder with a finished `run` and its `data`, to be read only."""
-    place = tmp_path_factory.mktemp("images")
+    place = tmp_path_factory.mktemp("predicted-images")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRASPCL_CACHE", str(place / "cache"))
         run(image_settings(make_images(place / "data")), place / "run")

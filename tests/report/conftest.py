@@ -8,12 +8,19 @@ from graspcl.report import gather
 
 
 @pytest.fixture(scope="session")
-def chromium():
+def tab():
     """One tab per test process."""
     if (reason := why_not()) is not None:
         pytest.skip(reason)
-    with browser() as tab:
-        yield tab
+    with browser() as page:
+        yield page
+
+
+@pytest.fixture
+def chromium(tab):
+    """The tab, empty: the page of the test before may be gone, or be printing."""
+    tab.driver.get("about:blank")
+    return tab
 
 
 @pytest.fixture(scope="session")

@@ -37,16 +37,6 @@ def page(chromium, files):
     return chromium
 
 
-@pytest.fixture
-def any_page(chromium, files):
-    """The first experiment of the full comparison in any state; opened only if it is not already."""
-    chromium.look()
-    chosen = "return document.getElementById('experiment')?.value"
-    if chromium.driver.current_url != (files / "report.html").as_uri() or chromium.run(chosen) != "e0":
-        chromium.open((files / "report.html").as_uri())
-    return chromium
-
-
 SHOWN = "return [...document.querySelectorAll('article:not([hidden]) figure')].map(f => [f.id, %s])"
 
 
@@ -68,26 +58,24 @@ def test_every_figure_is_drawn_without_a_complaint_or_a_request(page):
     assert [a for a in addresses if not a.startswith(("file:", "data:", "blob:"))] == []
 
 
-def test_tables_are_sorted_by_any_column(any_page):
+def test_tables_are_sorted_by_any_column(page):
     cells = "return [...document.querySelector('[data-part=e0-summary] tbody').rows].map(r => r.cells[arguments[0]].%s)"
-    heads = any_page.run(
-        "return [...document.querySelectorAll('[data-part=e0-summary] th')].map(h => h.innerText.trim())"
-    )
+    heads = page.run("return [...document.querySelectorAll('[data-part=e0-summary] th')].map(h => h.innerText.trim())")
     alpha = heads.index("α")
     click = "document.querySelectorAll('[data-part=e0-summary] th button')[arguments[0]].click()"
-    any_page.run(click, alpha)
-    falling = [float(value) for value in any_page.run(cells % "dataset.value", alpha)]
+    page.run(click, alpha)
+    falling = [float(value) for value in page.run(cells % "dataset.value", alpha)]
     assert falling == sorted(falling, reverse=True) and len(set(falling)) > 3
-    any_page.run(click, alpha)
-    assert [float(value) for value in any_page.run(cells % "dataset.value", alpha)] == sorted(falling)
-    any_page.run(click, 0)
-    names = any_page.run(cells % "innerText", 0)
+    page.run(click, alpha)
+    assert [float(value) for value in page.run(cells % "dataset.value", alpha)] == sorted(falling)
+    page.run(click, 0)
+    names = page.run(cells % "innerText", 0)
     assert names == sorted(names) and len(set(names)) == 4
-    any_page.run(click, heads.index("p"))
-    assert any_page.run(cells % "dataset.value", heads.index("p"))[-4:] == [""] * 4  # the baseline has none: last
+    page.run(click, heads.index("p"))
+    assert page.run(cells % "dataset.value", heads.index("p"))[-4:] == [""] * 4  # the baseline has none: last
 
 
-def test_numbers_come_before_words_and_both_are_sorted(any_page):
+def test_numbers_come_before_words_and_both_are_sorted(page):
     column = (
         "const table = document.querySelector('[data-part=e0-settings-differing] table');"
         "const [row] = table.tBodies[0].rows;"
@@ -96,7 +84,7 @@ def test_numbers_come_before_words_and_both_are_sorted(any_page):
         "const head = table.querySelectorAll('th button')[1]; const order = () => { head.click();"
         "return [...table.tBodies[0].rows].map(r => r.cells[1].textContent); }; return [order(), order()]"
     )
-    assert any_page.run(column) == [["9", "10", "a", "b", ""], ["10", "9", "b", "a", ""]]
+    assert page.run(column) == [["9", "10", "a", "b", ""], ["10", "9", "b", "a", ""]]
 
 
 def test_a_click_on_the_legend_hides_a_method(page):
@@ -128,20 +116,17 @@ def test_another_experiment_is_drawn_when_it_is_chosen(page):
     assert page.complaints() == []
 
 
-def test_figures_and_tables_have_names_and_columns_a_meaning(any_page):
-    charts = any_page.run(SHOWN % "f.querySelector('.chart[role=img]').getAttribute('aria-label')")
+def test_figures_and_tables_have_names_and_columns_a_meaning(page):
+    charts = page.run(SHOWN % "f.querySelector('.chart[role=img]').getAttribute('aria-label')")
     about = dict(charts)["e0-updates"]
     assert about.startswith("Accuracy by updates. α by the updates of a run.")
     assert "25 % fewer updates" in about  # what the picture shows
     assert all(
-        label
-        for _, label in any_page.run(SHOWN % "document.getElementById(f.getAttribute('aria-labelledby')).innerText")
+        label for _, label in page.run(SHOWN % "document.getElementById(f.getAttribute('aria-labelledby')).innerText")
     )
-    assert (
-        any_page.run("return document.querySelectorAll('table:not([aria-label]), nav:not([aria-label])').length") == 0
-    )
-    any_page.run("document.querySelector('[data-part=e0-summary-meanings] summary').click()")
-    meanings = any_page.run("return document.querySelector('[data-part=e0-summary-meanings]').innerText")
+    assert page.run("return document.querySelectorAll('table:not([aria-label]), nav:not([aria-label])').length") == 0
+    page.run("document.querySelector('[data-part=e0-summary-meanings] summary').click()")
+    meanings = page.run("return document.querySelector('[data-part=e0-summary-meanings]').innerText")
     for text in ("μ_N", "accuracy on new classes", "paired t-test of α over seeds", "McNemar p", "median over seeds"):
         assert text in meanings
 
@@ -162,19 +147,19 @@ def test_legends_have_the_room_they_take(chromium, tmp_path):
         assert all(-1 <= gap < 30 for gap in gaps.values()), (width, gaps)
 
 
-def test_the_summary_fits_a_screen_of_1280(any_page):
+def test_the_summary_fits_a_screen_of_1280(page):
     beyond = (
         "const scroll = document.querySelector('[data-part=e0-summary] .scroll');"
         "return scroll.scrollWidth - scroll.clientWidth"
     )
-    assert any_page.run(beyond) <= 0
+    assert page.run(beyond) <= 0
 
 
-def test_text_can_be_read_in_light_and_dark(any_page):
-    any_page.run("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+def test_text_can_be_read_in_light_and_dark(page):
+    page.run("document.querySelectorAll('details').forEach(d => { d.open = true; })")
     for dark in (False, True):
-        any_page.look(dark=dark)
-        assert any_page.run(FAINT) == [], "dark" if dark else "light"
+        page.look(dark=dark)
+        assert page.run(FAINT) == [], "dark" if dark else "light"
 
 
 def test_the_checks_of_text_and_frame_find_what_is_wrong(page):
