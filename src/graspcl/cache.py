@@ -49,9 +49,9 @@ def lock(file: Path, wait: bool = True, progress: Progress | None = None) -> Ite
         except BlockingIOError as error:
             folder = file.parent
             if not wait:
-                raise GraspError(f"another process is at work in {folder}; let it finish, or stop it first") from error
+                raise GraspError(f"another process is using {folder}; let it finish, or stop it first") from error
             if progress is not None:
-                progress.note(f"waiting for another process that is at work in {folder}")
+                progress.note(f"waiting for another process that is using {folder}")
             with contextlib.suppress(OSError):
                 fcntl.flock(opened, fcntl.LOCK_EX)
         except OSError:  # a file system without locks

@@ -122,7 +122,7 @@ def _kinds(part: Callable[..., Any]) -> dict[str, Any]:
         for name, kind in annotated.items():
             try:
                 kinds[name] = eval(kind, dict(scope)) if isinstance(kind, str) else kind
-            except (NameError, TypeError):  # a type that only type checkers import
+            except Exception:  # a type that only type checkers import
                 kinds.pop(name, None)
     return kinds
 
@@ -145,7 +145,7 @@ def _fits(value: Any, kind: Any) -> bool:
     return True
 
 
-_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", type(None): "none"}
+_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a string", type(None): "none"}
 
 
 def _described(kind: Any) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 
 from graspcl.errors import GraspError
 
-if TYPE_CHECKING:  # loaded when a state is saved or read: whoever only writes files needs no torch
+if TYPE_CHECKING:  # loaded when a state is saved or read: writing plain files needs no torch
     import torch
 
 _KEY = "graspcl"

@@ -66,7 +66,7 @@ def test_a_run_its_repetition_and_the_list(graspcl, tmp_path):
     assert f"α {summary['alpha']:.2f}" in first and "siesta + mir(candidates=40)" in first
     before = (folder / "summary.json").stat().st_mtime_ns
     second = graspcl(*line)
-    assert "has this run already, finished" in second and f"α {summary['alpha']:.2f}" in second
+    assert "already holds this run, finished" in second and f"α {summary['alpha']:.2f}" in second
     assert (folder / "summary.json").stat().st_mtime_ns == before
     listed = graspcl("list", "runs", "here")
     assert "listings-smoke/siesta/" in listed and f"{folder.parent.name}/{folder.name}" in listed

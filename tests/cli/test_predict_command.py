@@ -129,7 +129,7 @@ def test_mistakes_are_told_before_anything_is_predicted(call, place, tmp_path):
         ("images", "data", "--topp"): "there is no option --topp; did you mean '--top'?",
         ("texts", "texts.csv", "data"): "the run in texts learned texts, and data is a folder",
         ("texts", "data/red/1.png"): "the run in texts learned texts, and data/red/1.png is an image",
-        ("texts", tmp_path / "what.doc"): "what.doc is no known file of texts",
+        ("texts", tmp_path / "what.doc"): "what.doc is not a supported file of texts",
         ("texts", tmp_path / "no.txt"): "there is nothing to predict",
     }
     for arguments, words in mistakes.items():

@@ -129,5 +129,5 @@ def test_what_a_run_left_that_was_killed_at_once_is_its_own(watched):
     other = watched.folder.with_name("other")
     other.mkdir()
     (other / "my progress.json").write_text("{}")
-    with pytest.raises(GraspError, match="files that are not of a run"):
+    with pytest.raises(GraspError, match="files that do not belong to a run"):
         run(watched.config, other)

@@ -199,7 +199,7 @@ def test_a_finished_run_is_not_repeated_and_another_is_refused(driver, tmp_path)
     folder = driver.finish(LISTINGS, tmp_path)
     before = content(folder)
     code, output = driver.run(LISTINGS, tmp_path)
-    assert code == 0 and "has this run already, finished" in output
+    assert code == 0 and "already holds this run, finished" in output
     config = from_plain(read_toml(folder / "config.toml"))
     assert run(config, folder)["alpha"] == run(config, folder)["alpha"] is not None
     with pytest.raises(GraspError, match=r"has a run with other settings \(seed\); choose another folder"):
@@ -212,7 +212,7 @@ def test_killed_between_the_summary_and_the_end(driver, tmp_path, keep):
     command = f"{LISTINGS} --checkpoint.keep {keep}"
     assert driver.run(command, tmp_path, "before conclude 1")[0] == -signal.SIGKILL
     code, output = driver.run(command, tmp_path)
-    assert code == 0 and "has this run already, finished" in output
+    assert code == 0 and "already holds this run, finished" in output
 
 
 # -- everything -------------------------------------------------------------------------------------------------------

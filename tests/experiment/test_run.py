@@ -25,7 +25,7 @@ from graspcl.stream import ClassIncremental, Stream, save_stream
 def test_a_folder_with_other_files_is_left_alone(small, tmp_path):
     (tmp_path / "mine" / "checkpoints").mkdir(parents=True)
     (tmp_path / "mine" / "checkpoints" / "model.pt").write_text("precious")
-    with pytest.raises(GraspError, match="files that are not of a run"):
+    with pytest.raises(GraspError, match="files that do not belong to a run"):
         run(small, tmp_path / "mine")
     assert (tmp_path / "mine" / "checkpoints" / "model.pt").read_text() == "precious"
 
@@ -33,7 +33,7 @@ def test_a_folder_with_other_files_is_left_alone(small, tmp_path):
 def test_two_processes_do_not_share_a_folder(small, tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
-    with lock(folder / ".lock"), pytest.raises(GraspError, match="another process is at work"):
+    with lock(folder / ".lock"), pytest.raises(GraspError, match="another process is using"):
         run(small, folder)
     assert run(small, folder)["alpha"] > 30  # and now it may
 

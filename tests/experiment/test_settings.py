@@ -177,10 +177,10 @@ def test_a_toml_file_of_ones_own_may_be_short(tmp_path):
         ({"rehearsal": "pixels"}, "rehearsal must be 'latent' or 'veridical', got 'pixels'"),
         ({"base.method": "none "}, "base.method must be 'none', 'weights', 'supervised' or 'swav', got 'none '"),
         ({"stop.patience": "long"}, "stop.patience must be a whole number of at least 1 or none, got 'long'"),
-        ({"data.path": 3}, "data.path must be a text, got 3"),
-        ({"data.path": None}, "data.path must be a text"),
+        ({"data.path": 3}, "data.path must be a string, got 3"),
+        ({"data.path": None}, "data.path must be a string"),
         ({"stream.sessions": "none"}, "stream.sessions must be a whole number of at least 1, got 'none'"),
-        ({"policy": 3}, "policy.name must be a text, got 3"),
+        ({"policy": 3}, "policy.name must be a string, got 3"),
         ({"buffer": "8MB", "buffer.capacity": 3}, "--buffer.capacity is given twice"),
         ({"stop": "patience=3", "stop.patience": 3}, "--stop.patience is given twice"),
     ],
@@ -195,7 +195,7 @@ def test_a_file_with_a_mistake_is_named(tmp_path):
     for text, message in (
         ("bufer = 3", "mine.toml: there is no setting 'bufer'; did you mean 'buffer'"),
         ("[stream]\nsessions = 1.5", "mine.toml: stream.sessions must be a whole number of at least 1, got 1.5"),
-        ("[policy]\neps = 1.0", "mine.toml: policy.name must be a text"),
+        ("[policy]\neps = 1.0", "mine.toml: policy.name must be a string"),
         ("seed = ", "mine.toml is not a TOML file"),
     ):
         file.write_text(text)
@@ -224,8 +224,8 @@ def test_a_file_with_a_mistake_is_named(tmp_path):
         ({"buffer.maintenance": "largest"}, "called 'largest'"),
         ({"buffer": "8 apples"}, "'8 apples' is not a size"),
         ({"stream.kind": "iidd"}, "no stream called 'iidd'"),
-        ({"stream.imbalance": 10.0}, "streams of kind class_incremental take no imbalance"),
-        ({"stream.kind": "iid", "stream.blurry": 0.1}, "streams of kind iid take no blurry"),
+        ({"stream.imbalance": 10.0}, "streams of kind class_incremental do not use it"),
+        ({"stream.kind": "iid", "stream.blurry": 0.1}, "streams of kind iid do not use it"),
         ({"base.method": "supervised", "stream.base_classes": 0}, "needs classes to train on"),
         (
             {"base.method": "weights", "base.weights": "nowhere.safetensors"},
@@ -302,7 +302,7 @@ def test_what_is_named_on_the_command_line(tmp_path, monkeypatch):
         ("./listings", [], "config.toml cannot be read"),
         ("imagenet300", [], "no preset called 'imagenet300'; did you mean 'imagenet-300'"),
         ("listings", ["--scalee", "smoke"], "no option --scalee; did you mean --scale"),
-        ("listings", ["smoke"], "'smoke' belongs to no option"),
+        ("listings", ["smoke"], "'smoke' is not an option"),
         ("listings", ["--seed", "1", "--seed", "2"], "--seed is given twice"),
     ):
         with pytest.raises(GraspError, match=message):

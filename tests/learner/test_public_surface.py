@@ -202,7 +202,7 @@ def test_head_labels_can_be_set() -> None:
     learner.set_head_labels([5, 9, 1])
     assert set(learner.predict(INPUTS).tolist()) <= {5, 9, 1}
     for labels in ([5, 9], [5, 5, 1]):
-        with pytest.raises(GraspError, match="labels must be 3 different ones, one per row"):
+        with pytest.raises(GraspError, match="expected 3 distinct labels, one per head row"):
             learner.set_head_labels(labels)
 
 

@@ -37,5 +37,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _stop(number: int, frame: object = None) -> NoReturn:
     """Leave by an exception, so that workers are ended too."""
-    print("graspcl: stopped; run the same command again to resume from the last checkpoint", file=sys.stderr)
+    resumes = len(sys.argv) > 1 and sys.argv[1] in ("run", "sweep", "pretrain")
+    print(f"graspcl: stopped{'; run the same command again to resume' if resumes else ''}", file=sys.stderr)
     raise SystemExit(128 + number) from None

@@ -57,7 +57,7 @@ app = App(
     version=graspcl.__version__,
     suppress_keyboard_interrupt=False,  # `main` tells how to resume
 )
-app["--help"].show = False  # whoever reads the list of commands knows it, and the list fits one screen
+app["--help"].show = False  # known to its reader, and the list fits one screen without it
 for _key, (_title, _commands) in enumerate(_COMMANDS.items()):
     _group = Group(_title, sort_key=_key)
     for _place, _command in enumerate(_commands):

@@ -48,7 +48,7 @@ def parse_settings(tokens: Sequence[str]) -> dict[str, str]:
     while rest:
         token = rest.pop(0)
         if not token.startswith("--") or token == "--":
-            raise GraspError(f"{token!r} belongs to no option; write settings as --name value")
+            raise GraspError(f"{token!r} is not an option; write settings as --name value")
         name, equals, value = token[2:].partition("=")
         if not equals:
             value = rest.pop(0) if rest and not rest[0].startswith("--") else "true"

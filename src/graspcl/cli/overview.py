@@ -27,7 +27,7 @@ def overview(
     Parameters
     ----------
     run
-        Folder of a finished run that kept its state; its data must be available.
+        Folder of a finished run that kept its state.
     class_
         Name of the class. Default: the class with most stored samples.
     output
@@ -42,7 +42,7 @@ def overview(
     load_plugins(plugin)
     if output.is_dir():
         raise GraspError(f"--output must be a file, but {output} is a folder; try {output / 'overview.html'}")
-    if class_ is not None and (run / "classes.json").exists():  # check the name before opening the data
+    if class_ is not None and (run / "classes.json").exists():  # check the name before loading the state
         known = _class_names(run / "classes.json", 0)
         if class_ not in known:
             raise GraspError(f"--class {class_!r} is not the name of a class; {nearest(class_, known)}")

@@ -155,7 +155,7 @@ def _texts(given: str, run: Path, column: str, many: bool) -> list[Input]:
             what = "a folder" if path.is_dir() else "an image"
             raise GraspError(f"the run in {run} learned texts, and {path} is {what}; give texts, or a run of images")
         if path.suffix.lower() not in KINDS:
-            raise GraspError(f"{path} is no known file of texts; its name must end in one of {', '.join(KINDS)}")
+            raise GraspError(f"{path} is not a supported file of texts; its name must end in one of {', '.join(KINDS)}")
         fields = read_column(path, column)
     before = f"{given}:" if many else ""
     return [Input(f"{before}{row}", text, f"{where} row {row}: ", fault) for row, text, fault in fields]

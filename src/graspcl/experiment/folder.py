@@ -71,7 +71,7 @@ class RunFolder:
         """Whether the folder has a run of these settings; refuse one with other settings or other files."""
         if not (self.path / "config.toml").exists():
             if self.path.is_dir() and not all(_EARLY_FILES.fullmatch(path.name) for path in self.path.iterdir()):
-                raise GraspError(f"{self.path} has files that are not of a run; choose another folder")
+                raise GraspError(f"{self.path} contains files that do not belong to a run; choose another folder")
             return False
         found, own = identity(read_toml(self.path / "config.toml")), identity(as_plain(config))
         if found != own:

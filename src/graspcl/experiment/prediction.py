@@ -191,7 +191,7 @@ class Learned:
         if self.reads == "texts" and inputs.ndim != 2:
             raise GraspError(f"the run learned texts: give a list of strings, not an array {list(inputs.shape)}")
         if self.config.reads == "vectors":
-            wanted = int(self.config.network.parameters.get("dim", 256))
+            wanted = self.config.network.parameters.get("dim", inputs.shape[1])
             if inputs.shape[1] != wanted or not inputs.is_floating_point() or not inputs.isfinite().all():
                 raise GraspError(f"the network takes finite vectors [n, {wanted}], got {list(inputs.shape)}")
         shape = (3, self.config.data.pixels, self.config.data.pixels)

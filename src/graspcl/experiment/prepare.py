@@ -165,7 +165,8 @@ def open_data(config: Config) -> tuple[Samples[Any], Array]:
         number = data.classes if data.classes is not None else len(order)
         if number > len(order):
             fit = fitted(config, len(order)).stream
-            fits = f"--stream.base_classes {fit.base_classes} --stream.sessions {fit.sessions} would fit"
+            base = f"--stream.base_classes {fit.base_classes} " if fit.base_classes else ""
+            fits = f"{base}--stream.sessions {fit.sessions} would fit"
             known = f"{samples.name} has only {len(order)} classes; --data.classes {len(order)}"
             raise GraspError(f"--data.classes {number}: {known} {fits}")
         chosen = order[:number]
@@ -226,7 +227,7 @@ def fitted(config: Config, classes: int) -> Config:
     wanted = config.data.classes or classes
     if classes >= wanted:
         return config
-    base = max(1, classes * config.stream.base_classes // wanted)
+    base = min(config.stream.base_classes, max(1, classes * config.stream.base_classes // wanted))
     stream = replace(config.stream, base_classes=base, sessions=max(1, min(config.stream.sessions, classes - base)))
     return replace(config, data=replace(config.data, classes=classes), stream=stream)
 
@@ -372,4 +373,4 @@ def learn_base(config: Config, prepared: Prepared, learner: Learner, folder: Pat
             state = {**learner.state_dict(), "policy": {}}
             save_state(file, state)
     learner.policy, learner.optimiser = policy, optimiser
-    learner.load_state_dict({**state, "policy": policy.state_dict()})  # the same bytes whoever learned the base
+    learner.load_state_dict({**state, "policy": policy.state_dict()})  # the same if it was loaded

@@ -53,7 +53,7 @@ def run(
     check_run(config)
     progress, place = progress or Silent(), RunFolder(folder)
     if place.holds(config) and place.finished:
-        progress.note(f"{folder} has this run already, finished")
+        progress.note(f"{folder} already holds this run, finished")
         summary = place.summary()
         catch_up(config.log, as_plain(config), folder, summary, progress.note)
         return summary

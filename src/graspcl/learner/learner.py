@@ -213,7 +213,7 @@ class Learner:
         """Set which label each existing row of the head belongs to, where pretraining used others than 0 … k-1."""
         labels = [int(label) for label in labels]
         if len(labels) != self.network.head.classes or len(set(labels)) < len(labels):
-            raise GraspError(f"labels must be {self.network.head.classes} different ones, one per row, got {labels}")
+            raise GraspError(f"expected {self.network.head.classes} distinct labels, one per head row, got {labels}")
         self._set_classes(labels)
 
     def _set_classes(self, labels: Any) -> None:

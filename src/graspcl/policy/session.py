@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import warnings
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from functools import cached_property
@@ -349,7 +350,7 @@ def selecting(session: Session) -> Iterator[None]:
 
 
 class MiniBatch:
-    """Inputs `x` [n, …] and labels `y` [n] to train on; `x, y = batch` works too. `slots` [n] tell where they lie."""
+    """Inputs `x` [n, …] and labels `y` [n] to train on; `x, y = batch` works. `slots` [n]: places in the buffer."""
 
     def __init__(self, x: torch.Tensor, y: torch.Tensor, slots: Array, policy: Policy) -> None:
         self.x, self.y, self.slots = x, y, slots
@@ -359,7 +360,7 @@ class MiniBatch:
         return iter((self.x, self.y))
 
     def report(self, logits: torch.Tensor) -> None:
-        """Tell the policy what the model says of this mini-batch: `logits` [n, K], where column k is class k."""
+        """Report the logits of this mini-batch to the policy: `logits` [n, K], where column k is class k."""
         if logits.ndim != 2 or len(logits) != len(self.y):
             raise GraspError(f"report takes logits of shape ({len(self.y)}, classes), got {tuple(logits.shape)}")
         logits, unknown = logits.detach(), logits.new_empty(len(logits), 0)
@@ -403,12 +404,12 @@ def rehearse(
     chosen = policies.create(policy) if isinstance(policy, str) else policy
     draws = np.random.default_rng(buffer.draw_seed() if rng is None else rng)
     network = embed if model is None else _Joined(model, embed)
-    if "new" in chosen.needs and budget.samples and len(set(buffer.new.tolist())) == 1:
-        raise GraspError(
-            f"policy {chosen.display_name!r} needs new and old samples, but all {len(buffer)} stored samples are "
-            f"{'new' if buffer.new[0] else 'old'}. buffer.settle() makes all stored samples old; rehearse() calls it "
-            "after its last mini-batch. Samples inserted afterwards are new"
-        )
+    if "new" in chosen.needs and budget.samples and len(buffer):
+        needs = f"policy {chosen.display_name!r} needs new and old samples, but all {len(buffer)} stored samples are"
+        if not buffer.new.any():
+            raise GraspError(f"{needs} old; insert new samples before rehearse()")
+        if buffer.new.all():  # as in the first session of a stream: legitimate, but never silent
+            warnings.warn(f"{needs} new, so draws are uniform; buffer.settle() makes stored samples old", stacklevel=2)
     return _reporting(chosen, Session(buffer, budget, draws, network, device=device, lr=lr), buffer)
 
 

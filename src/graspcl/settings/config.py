@@ -86,7 +86,7 @@ class OptimiserConfig:
 class BaseConfig:
     """What happens before the stream: the network learns, then base samples are stored and rehearsed uniformly."""
 
-    # none: initial weights; weights: load a file; supervised, swav: train on the base classes, from `weights` if given
+    # none: no training; weights: load a file; supervised, swav: train on the base classes, from `weights` if given
     method: Literal["none", "weights", "supervised", "swav"] = "none"
     weights: str | None = None  # file of weights
     epochs: Count = 50  # of training

@@ -84,8 +84,10 @@ def _written_out(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, str) and group is not None and _PAIRS.fullmatch(value):
         value = dict(pair.strip().split("=") for pair in value.split(","))
     elif isinstance(value, str) and group is Part and value.endswith(")"):
-        part = parse_parts(value)[0]
-        value = {"name": part.name, **part.parameters}
+        parts = parse_parts(value)
+        if len(parts) != 1:
+            raise GraspError(f"--{name} {value}: give one; `graspcl sweep` compares several")
+        value = {"name": parts[0].name, **parts[0].parameters}
     if group is None:
         yield name, value
     elif isinstance(value, Mapping):
@@ -145,7 +147,7 @@ def _build(group: type, values: Mapping[str, Any], prefix: str = "") -> Any:
         elif name in left:
             built[key] = _convert(kind, left.pop(name), name)
     if group is Part and "name" not in built:
-        raise GraspError(f"{prefix}name must be a text, got none")
+        raise GraspError(f"{prefix}name must be a string, got none")
     parameters = {name.removeprefix(prefix): parse(value) for name, value in left.items()}
     if parameters and group is not Part:  # those of a Part are checked by its registry (`graspcl.settings.rules`)
         taken = _further_settings(group, built)

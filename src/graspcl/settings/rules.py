@@ -1,4 +1,4 @@
-"""Rules between settings: which would do nothing, and which cannot go together. Nothing is read, built or trained."""
+"""Rules between settings: which do nothing, and which cannot go together. No data are read, no network is built."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import re
 from pathlib import Path
 from typing import Any
 
+from graspcl.checks import check_parameters
 from graspcl.errors import GraspError
 from graspcl.registry import Registry
 from graspcl.settings.config import Config
 
 
 def idle_reason(config: Config, name: str) -> str | None:
-    """Return why the setting `name` has no effect beside the others; None if it has one.
+    """Return why the setting `name` has no effect given the other settings; None if it has one.
 
     >>> idle_reason(Config(), "stop.every")
     'without stop.patience no session ends early'
@@ -88,7 +89,10 @@ def check(config: Config) -> None:
     learners = parts["learners"]
     learners.validate(config.learner.name, config.learner.parameters)
     parts["networks"].validate(config.network.name, network_options(config))
-    parts["streams"].get(config.stream.kind)
+    kind, own = config.stream.kind, config.stream.parameters
+    if unknown := sorted(own.keys() - parts["streams"].parameters(kind).keys()):
+        raise GraspError(f"stream {kind!r} has no parameter {unknown[0]!r}")
+    check_parameters(parts["streams"].get(kind), own)
     if isinstance(config.buffer.capacity, str):
         parse_bytes(config.buffer.capacity)
     if learners.get(config.learner.name).unbounded and config.buffer.capacity is not None:
@@ -112,10 +116,10 @@ def network_options(config: Config) -> dict[str, Any]:
 def _check_together(config: Config) -> None:
     stream, method, reads = config.stream, config.base.method, config.reads
     if config.rehearsal == "veridical" and reads == "vectors":
-        raise GraspError(f"{config.data.path} has no veridical rehearsal: its text encoder is outside of the network")
+        raise GraspError(f"{config.data.path} has no veridical rehearsal: the network reads encoded vectors")
     for name in ("imbalance", "blurry"):
         if getattr(stream, name) and name not in _taken(stream.kind):
-            raise GraspError(f"stream.{name}: streams of kind {stream.kind} take no {name}; set another --stream.kind")
+            raise GraspError(f"stream.{name}: streams of kind {stream.kind} do not use it; set another --stream.kind")
     if config.learner.parameters.get("regularised") is True and reads != "texts":
         raise GraspError("--learner.regularised swaps the halves of texts: set --network transformer")
     if config.base.trains and not stream.base_classes:
