@@ -48,7 +48,7 @@ def _idle_in_stream(config: Config, key: str) -> str | None:
     if key == "order" and config.data.tasks is not None:
         return "tasks arrive in the order of data.tasks"
     if key in ("base_classes", "sessions", "order", "blurry", "imbalance", "chunk") and key not in _taken(stream.kind):
-        return f"streams of kind {stream.kind} take no {key}"
+        return f"streams of kind {stream.kind} do not use it"
     return None
 
 
