@@ -256,7 +256,7 @@ def test_what_cannot_work_is_refused_before_data_are_read(options, message, add_
         ("listings", {"base.epochs": 3, "base.method": "weights"}, "base.method weights trains nothing"),
         ("listings", {"data.pixels": 64}, "texts, not images"),
         ("places-lt", {"base.passes": 2}, "no base classes"),
-        ("text-order-1", {"stream.base_classes": 2}, "streams of kind task_incremental take no base_classes"),
+        ("text-order-1", {"stream.base_classes": 2}, "streams of kind task_incremental do not use it"),
         ("groceries", {"rehearsal": "veridical", "codec": "half"}, "stores samples unmodified"),
         ("groceries", {"stream.file": "x.npz", "stream.sessions": 3}, "the stream comes from x.npz"),
     ],
@@ -385,7 +385,7 @@ def test_settings_of_a_plugin_reach_its_part(add_source, monkeypatch):
         ({"stream.widht": 3}, "no setting 'stream.widht'; did you mean 'width'"),
         ({"data.spred": 3}, "no setting 'data.spred'; did you mean 'spread'"),
         ({"stream.kind": "iid", "stream.width": 3}, "no setting 'stream.width'"),
-        ({"stream.sessions": 3}, "streams of kind bands take no sessions"),
+        ({"stream.sessions": 3}, "streams of kind bands do not use it"),
     ):
         with pytest.raises(GraspError, match=message):
             change(config if "kind" not in str(options) else start, options)
