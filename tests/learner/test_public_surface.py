@@ -211,3 +211,19 @@ def test_a_session_without_steps_can_be_given_up() -> None:
     learner.observe(INPUTS, LABELS)
     Rehearsal(learner, Budget(2, 8)).abandon()
     assert not learner.buffer.new.any()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"network": torch.nn.Linear(4, 4)},
+            "network must be a SplitNetwork .*, got Linear",
+        ),
+        ({"optimiser": torch.optim.SGD([torch.zeros(1)], lr=1)}, "optimiser must be a .*Optimiser, got SGD"),
+    ],
+)
+def test_objects_of_another_kind_are_refused_at_once(given, message):
+    network = vector_network(4, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(GraspError, match=message):
+        Siesta(**{"network": network, "buffer": Buffer(), **given})

@@ -225,3 +225,16 @@ def test_what_is_missing_is_named(name: str, given: str | None, message: str) ->
 def test_full_gradients_need_a_model_only() -> None:
     policy = policies.create("gss", gradients="full", references=1)
     assert len(list(rehearse(filled(), policy, Budget(2, 4), model=model()))) == 2
+
+
+def test_a_budget_that_is_none_is_refused() -> None:
+    with pytest.raises(GraspError, match=r"budget must be a Budget\(updates=…, batch_size=…\), got 10"):
+        rehearse(filled(), "uniform", 10)
+
+
+@pytest.mark.parametrize("bad", [np.nan, -1.0, np.inf])
+def test_weights_that_cannot_be_drawn_by_are_refused(bad: float) -> None:
+    buffer = filled()
+    session = Session(buffer, Budget(1, 4), np.random.default_rng(0))
+    with pytest.raises(GraspError, match="finite weights of at least 0, but 1 of 11 are not"):
+        session.draw(np.r_[bad, np.ones(10)])

@@ -74,6 +74,10 @@ class Learner:
         device: torch.device | str | None = None,
         execution: Execution | None = None,
     ) -> None:
+        if not isinstance(network, SplitNetwork):
+            raise GraspError(f"network must be a SplitNetwork (see SplitNetwork.cut), got {type(network).__name__}")
+        if not isinstance(optimiser, Optimiser | None):
+            raise GraspError(f"optimiser must be a graspcl.learner.Optimiser, got {type(optimiser).__name__}")
         if buffer.codec is not None and buffer.codec.ragged and not network.veridical:
             stored = f"raw images (codec {type(buffer.codec).__name__})"
             raise GraspError(f"the buffer stores {stored}, but the network rehearses latents; pass veridical(network)")

@@ -199,6 +199,8 @@ class Session:
         """
         if np.shape(weights) != (len(self),):
             raise GraspError(f"draw takes one weight per stored sample, {len(self)}, got shape {np.shape(weights)}")
+        if wrong := int((~(np.isfinite(weights) & (np.asarray(weights) >= 0))).sum()):
+            raise GraspError(f"draw takes finite weights of at least 0, but {wrong} of {len(self)} are not")
         groups = self._groups if self._balanced else Groups(np.arange(len(self)), np.array([0, len(self)]))
         return weighted_draws(np.asarray(weights), groups, self.budget.samples, self.rng)
 
@@ -401,6 +403,8 @@ def rehearse(
     [0, 1]
     [0, 1]
     """
+    if not isinstance(budget, Budget):
+        raise GraspError(f"budget must be a Budget(updates=…, batch_size=…), got {budget!r}")
     chosen = policies.create(policy) if isinstance(policy, str) else policy
     draws = np.random.default_rng(buffer.draw_seed() if rng is None else rng)
     network = embed if model is None else _Joined(model, embed)
