@@ -204,8 +204,6 @@ class Session:
         groups = self._groups if self._balanced else Groups(np.arange(len(self)), np.array([0, len(self)]))
         return weighted_draws(np.asarray(weights), groups, self.budget.samples, self.rng)
 
-    # -- inside ------------------------------------------------------------------------------------------------------
-
     def _serve(self, policy: Policy, started: bool) -> None:
         """Offer exactly what `policy` declares."""
         self._policy = f"policy {policy.display_name!r}"
@@ -393,14 +391,13 @@ def rehearse(
         rng: a generator or a seed for the draws; by default the buffer's generator seeds them.
         device: where inputs are decoded.
 
-    `model` and `embed` are modules, methods of one, or functions. Modules are evaluated in eval mode. Either may also
-    return an object with `.embedding` and `.logits`. An error names what a policy needs and was not given.
+    `model` and `embed` are modules (run in eval mode), methods of one, or functions. Either may also return an object
+    with `.embedding` and `.logits`.
 
     >>> buffer = Buffer(capacity=100)
     >>> _ = buffer.insert(torch.eye(4), labels=[0, 0, 1, 1])
-    >>> for x, y in rehearse(buffer, "grasp", Budget(updates=2, batch_size=2), embed=torch.nn.Identity()):
+    >>> for x, y in rehearse(buffer, "grasp", Budget(updates=1, batch_size=2), embed=torch.nn.Identity()):
     ...     print(y.tolist())
-    [0, 1]
     [0, 1]
     """
     if not isinstance(budget, Budget):
@@ -409,11 +406,11 @@ def rehearse(
     draws = np.random.default_rng(buffer.draw_seed() if rng is None else rng)
     network = embed if model is None else _Joined(model, embed)
     if "new" in chosen.needs and budget.samples and len(buffer):
-        needs = f"policy {chosen.display_name!r} needs new and old samples, but all {len(buffer)} stored samples are"
+        said = f"policy {chosen.display_name!r} needs new and old samples, but all {len(buffer)} stored samples are"
         if not buffer.new.any():
-            raise GraspError(f"{needs} old; insert new samples before rehearse()")
+            raise GraspError(f"{said} old; insert new samples before rehearse()")
         if buffer.new.all():  # as in the first session of a stream: legitimate, but never silent
-            warnings.warn(f"{needs} new, so draws are uniform; buffer.settle() makes stored samples old", stacklevel=2)
+            warnings.warn(f"{said} new, so draws are uniform; buffer.settle() makes stored samples old", stacklevel=2)
     return _reporting(chosen, Session(buffer, budget, draws, network, device=device, lr=lr), buffer)
 
 
