@@ -1,7 +1,7 @@
 """Per-sample gradients as factors, for the policies that compare them: GSS, OCS and grad matching.
 
-Inner products are computed without the gradients themselves. The policies' parameter `gradients` says of which
-parameters the gradients are: of the "last_layer", in closed form, or "full": of all that are trainable.
+Inner products are computed without forming the gradients. The policies' parameter `gradients` selects the parameters:
+"last_layer", in closed form, or "full" for all trainable ones.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class _ByLogits(_ByScore):
 
     def score(self, logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Return the scores [n] of samples with these logits [n, K] and correct columns `rows` [n]."""
-        raise NotImplementedError
+        raise GraspError(f"policy {type(self).__name__} must define score(logits, rows)")
 
     def begin(self, session: Session) -> None:
         self._rows = session.rows.numpy(force=True)
