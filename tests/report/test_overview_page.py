@@ -124,7 +124,10 @@ def views(*given):
 
 @pytest.mark.parametrize("content", [None, '["a", "b', '["a", "b"]', '["a", "b", 3]', "7"])
 def test_class_names_that_cannot_be_read_are_reported(tmp_path, monkeypatch, content):
-    monkeypatch.setattr("graspcl.experiment.prediction.reopen", lambda *given: SimpleNamespace(classes=[2, 0]))
+    monkeypatch.setattr(
+        "graspcl.experiment.prediction.load_learner",
+        lambda run: SimpleNamespace(learner=SimpleNamespace(classes=[2, 0])),
+    )
     if content is not None:
         (tmp_path / "classes.json").write_text(content)
     with pytest.raises(

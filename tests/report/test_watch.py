@@ -171,13 +171,13 @@ def test_it_ends_with_a_run_that_is_stopped(half, how):
 def test_a_moment_without_a_process_is_no_stop(half):
     run = WatchedRun(half)
     (half / "progress.json").unlink()  # as just before the summary is written
-    assert [run.look(), run.look()] == [None, None]
+    assert [run.check_end(), run.check_end()] == [None, None]
     beat(half)
-    assert run.look() is None
+    assert run.check_end() is None
     (half / "progress.json").unlink()
-    assert [run.look(), run.look(), run.look()] == [None, None, "stopped"]
+    assert [run.check_end(), run.check_end(), run.check_end()] == [None, None, "stopped"]
     finish(half)
-    assert run.look() == "finished"
+    assert run.check_end() == "finished"
 
 
 def test_the_terminal_says_how_it_ended(half, capsys):

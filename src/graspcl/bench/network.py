@@ -75,16 +75,16 @@ def run(pixels: int = 224, compile: bool = False, images: int = 32, rounds: int 
             ratio = later[_BASE] / later[name] if len(later) > 1 else None
             yield Rate("network", what, name, images / later[name], ratio, first[name], context)
 
-    def together(what: str, stage: Callable[[Siesta], Call]) -> Iterator[Rate]:
+    def rate_all(what: str, stage: Callable[[Siesta], Call]) -> Iterator[Rate]:
         return rates(what, {name: one if isinstance(one, str) else stage(one) for name, one in columns.items()})
 
     yield from rates("read and decode JPEG", {_BASE: read})
-    yield from together("frozen forward", lambda learner: lambda: learner.network.encode(photos.to(learner.device)))
+    yield from rate_all("frozen forward", lambda learner: lambda: learner.network.encode(photos.to(learner.device)))
     yield from rates("OPQ encode", {_BASE: lambda: codec.encode(latents)})
     yield from rates("OPQ decode", {_BASE: lambda: codec.decode(codes.to(base.device))})
-    yield from together("plastic forward", lambda learner: lambda: _forward(learner, inputs))
-    yield from together("training step", lambda learner: _training(learner, inputs, labels))
-    yield from together("wake update", lambda learner: _waking(learner, codec, codes, labels))
+    yield from rate_all("plastic forward", lambda learner: lambda: _forward(learner, inputs))
+    yield from rate_all("training step", lambda learner: _training(learner, inputs, labels))
+    yield from rate_all("wake update", lambda learner: _waking(learner, codec, codes, labels))
 
 
 def show(rates: Iterable[Rate]) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
-from rich.console import Console
 
 from graspcl.cli.options import Plugins, load_plugins
 from graspcl.errors import GraspError, nearest
@@ -33,9 +32,8 @@ def overview(
     output
         Page to write.
     """
-    from graspcl.cli.progress import Bars
     from graspcl.experiment.overview import choose_class, class_picture
-    from graspcl.experiment.prediction import reopen
+    from graspcl.experiment.prediction import load_learner
     from graspcl.random import generator
     from graspcl.report.overview import write_overview
 
@@ -46,8 +44,7 @@ def overview(
         known = _class_names(run / "classes.json", 0)
         if class_ not in known:
             raise GraspError(f"--class {class_!r} is not the name of a class; {nearest(class_, known)}")
-    with Bars(Console()) as bars:
-        learner = reopen(run, bars)
+    learner = load_learner(run).learner
     names = _class_names(run / "classes.json", max(learner.classes, default=-1) + 1)
     label = choose_class(learner, names, class_)
     picture = class_picture(learner, label, generator(0, "overview"))

@@ -16,7 +16,7 @@ from graspcl.errors import GraspError
 from graspcl.settings import Config
 from graspcl.settings.presets import names
 from graspcl.settings.rules import check
-from graspcl.stream import Stream, describe, load_stream, save_stream
+from graspcl.stream import Stream, load_stream, save_stream, session_table
 
 stream = App(name="stream", help="Show or save the order in which samples arrive.")
 
@@ -47,7 +47,7 @@ def show(what: str, /, *settings: Settings, scale: Scale = "full", plugin: Plugi
         table.add_column(heading, justify="right", no_wrap=True)
     for heading in ("first new classes", "largest", "smallest"):
         table.add_column(heading, overflow="fold")
-    for row in describe(arriving, classes):
+    for row in session_table(arriving, classes):
         counts = (f"{row['samples']:,}", str(row.get("classes", "–")), str(row.get("new_classes", "–")))
         extremes = (f"{row.get(size, '–')}: {row.get(f'{size}_samples', '–')}" for size in ("largest", "smallest"))
         texts = (", ".join(row.get("first_new", [])), *extremes)

@@ -23,7 +23,6 @@ from graspcl.experiment.pretraining import build_network
 from graspcl.images import decode_some
 from graspcl.learner import Learner
 from graspcl.model.texts import TextInputs
-from graspcl.progress import Progress
 from graspcl.settings.config import Config, ExecutionConfig
 
 # Inputs per pass through the network. Texts are many, since those of similar length are passed together.
@@ -63,11 +62,6 @@ def load_learner(folder: Path) -> Learned:
     if not learner.classes:
         raise GraspError(f"the run in {folder} has learned no class: there is nothing to predict")
     return Learned(learner, names, config)
-
-
-def reopen(folder: Path, progress: Progress | None = None) -> Learner:
-    """Return the learner of a finished run: network, buffer, policy and generators as the run left them."""
-    return load_learner(folder).learner
 
 
 def _codec(config: Config, state: dict[str, Any]) -> Codec:
@@ -161,15 +155,9 @@ class Learned:
 
     def _probabilities(self, batch: Tensor) -> Array:
         """Return the softmax over the classes that have arrived [n, classes], for inputs of the network [n, …]."""
-        learner, network = self.learner, self.learner.network.eval()
-        with torch.no_grad():
-            values = network.encode(batch.to(learner.device))
-            if not network.veridical:  # in the run, latents pass through the codec
-                values = learner.buffer.decode(learner.buffer.encode(values), learner.device)
-            logits = network(values).logits
         found = np.zeros((len(batch), len(self.classes)))
         # In double precision, probabilities tie only if logits do, so both have the same order.
-        found[:, learner.classes] = logits.double().softmax(1).numpy(force=True)
+        found[:, self.learner.classes] = self.learner.logits(batch).double().softmax(1).numpy(force=True)
         return found
 
     def _read(self, part: Sequence[Any] | Tensor) -> tuple[Tensor, Array, list[str]]:

@@ -184,13 +184,27 @@ class Learner:
 
     def predict(self, inputs: Any) -> Array:
         """Return the predicted labels [n] of raw inputs [n, …]."""
-        return self.predict_codes(self.encode(inputs))
+        return self._likeliest(self.logits(inputs))
 
     def predict_codes(self, codes: Codes) -> Array:
         """Return the predicted labels [n] of codes [n, …]."""
+        return self._likeliest(self.outputs(codes, "logits"))
+
+    def logits(self, inputs: Any) -> torch.Tensor:
+        """Return the logits [n, classes] of raw inputs [n, …], in eval mode; latents pass through the codec.
+
+        For a buffer of image files, `inputs` may also be decoded images.
+        """
+        if self._ragged and isinstance(inputs, torch.Tensor):
+            with torch.no_grad():
+                decoded: Outputs = self.network.eval()(inputs.to(self.device))
+            return decoded.logits
+        return self.outputs(self.encode(inputs), "logits")
+
+    def _likeliest(self, logits: torch.Tensor) -> Array:
         if not self.classes:
             raise GraspError("no class has been observed yet, so nothing can be predicted; call observe first")
-        return np.asarray(self.classes).take(self.outputs(codes, "logits").argmax(1).numpy(force=True))
+        return np.asarray(self.classes).take(logits.argmax(1).numpy(force=True))
 
     def outputs(self, codes: Codes, part: str) -> torch.Tensor:
         """Return one part of `Outputs` for codes [n, …], in eval mode and without gradients."""

@@ -53,7 +53,7 @@ def watch(run: Path, announce: Callable[[str], None], port: int = 0, refresh: fl
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     try:
         announce(f"http://127.0.0.1:{server.server_port}/")
-        while (end := watched.look()) is None:
+        while (end := watched.check_end()) is None:
             time.sleep(min(1.0, refresh))
         while time.monotonic() < watched.needed_until:
             time.sleep(min(0.1, refresh))
@@ -80,7 +80,7 @@ class WatchedRun:
         """Whether the run has a summary."""
         return (self.path / "summary.json").exists()
 
-    def look(self) -> End | None:
+    def check_end(self) -> End | None:
         """Return whether the run has ended; call this regularly."""
         if self.finished:
             return "finished"

@@ -2,7 +2,7 @@
 
 from graspcl.stream.kinds import IID, ClassIncremental, LongTailed, TaskIncremental
 from graspcl.stream.order import class_order, imagenet_order
-from graspcl.stream.stream import Chunk, Stream, describe, load_stream, make_stream, save_stream, streams
+from graspcl.stream.stream import Chunk, Stream, load_stream, make_stream, save_stream, session_table, streams
 
 __all__ = [
     "IID",
@@ -12,10 +12,10 @@ __all__ = [
     "Stream",
     "TaskIncremental",
     "class_order",
-    "describe",
     "imagenet_order",
     "load_stream",
     "make_stream",
     "save_stream",
+    "session_table",
     "streams",
 ]

@@ -158,7 +158,7 @@ def _look_up(labels: Mapping[int, int] | Sequence[int] | Array, indices: Array) 
     return np.asarray(labels, np.int64)[indices]
 
 
-def describe(stream: Stream, class_names: Sequence[str] | None = None, few: int = 3) -> list[dict[str, Any]]:
+def session_table(stream: Stream, class_names: Sequence[str] | None = None, few: int = 3) -> list[dict[str, Any]]:
     """Return one row of plain values for the base (session 0, if any) and for each session.
 
     A row has `session`, `task` (if sessions are tasks) and `samples`. With labels it also has `classes` and
@@ -166,7 +166,7 @@ def describe(stream: Stream, class_names: Sequence[str] | None = None, few: int 
     `smallest` and `smallest_samples` of the session. Class k is called `class_names[k]`, by default its number.
 
     >>> stream = Stream([0, 1], [[2, 3, 4]], labels=[0, 0, 1, 2, 2])
-    >>> for row in describe(stream, ["ant", "bee", "cat"]):
+    >>> for row in session_table(stream, ["ant", "bee", "cat"]):
     ...     print(list(row.values()))
     [0, 2, 1, 1, ['ant'], 'ant', 2, 'ant', 2]
     [1, 3, 2, 2, ['bee', 'cat'], 'cat', 2, 'bee', 1]

@@ -13,7 +13,7 @@ from typing import Any
 
 from graspcl.report.figures.accuracy import accuracy_matrix, by_class, final_accuracy, learning_curve
 from graspcl.report.figures.cost import by_memory, by_updates, training_time
-from graspcl.report.figures.rehearsal import class_coverage, coverage, distance, drift, repeats
+from graspcl.report.figures.rehearsal import buffer_coverage, class_coverage, distance, drift, repetitions
 from graspcl.report.figures.style import BAND, Figure, View, why_missing
 from graspcl.report.model import Experiment
 
@@ -29,7 +29,7 @@ _SECTIONS: dict[str, tuple[str, dict[str, Callable[[Experiment], list[View] | st
     "compute": ("Compute and memory", {"updates": by_updates, "memory": by_memory, "times": training_time}),
     "rehearsal": (
         "Rehearsed samples",
-        {"distance": distance, "repeats": repeats, "coverage": coverage, "class-coverage": class_coverage,
+        {"distance": distance, "repeats": repetitions, "coverage": buffer_coverage, "class-coverage": class_coverage,
          "drift": drift},
     ),
     "details": ("Sessions and classes", {"matrix": accuracy_matrix, "classes": by_class}),

@@ -29,7 +29,7 @@ def _by_group(
 
 
 @_by_group
-def repeats(experiment: Experiment, group: Group, sessions: list[RehearsedSession]) -> list[Trace]:
+def repetitions(experiment: Experiment, group: Group, sessions: list[RehearsedSession]) -> list[Trace]:
     """How often stored samples were rehearsed."""
     mean, half = style.over_seeds(session.repeats for session in sessions)
     most = max(session.repeats.nonzero()[0].max() for session in sessions)
@@ -56,7 +56,7 @@ def distance(experiment: Experiment, group: Group, sessions: list[RehearsedSessi
 
 
 @_by_group
-def coverage(experiment: Experiment, group: Group, sessions: list[RehearsedSession]) -> list[Trace]:
+def buffer_coverage(experiment: Experiment, group: Group, sessions: list[RehearsedSession]) -> list[Trace]:
     """How much of the buffer was rehearsed after how many updates."""
     mean, half = style.over_seeds(session.coverage for session in sessions)
     places, values = style.thinned(mean, 60)

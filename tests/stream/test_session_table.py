@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from graspcl.errors import GraspError
-from graspcl.stream import ClassIncremental, Stream, TaskIncremental, describe
+from graspcl.stream import ClassIncremental, Stream, TaskIncremental, session_table
 
 NAMES = ["ant", "bee", "cat", "dog", "emu"]
 
@@ -14,7 +14,7 @@ NAMES = ["ant", "bee", "cat", "dog", "emu"]
 def test_rows_of_base_and_sessions():
     labels = [0, 1, 0, 2, 3, 3, 4, 0, 3]
     stream = Stream([0, 1, 2], [[3, 4, 5, 6, 7], [], [8]], labels=labels)
-    rows = describe(stream, NAMES, few=2)
+    rows = session_table(stream, NAMES, few=2)
     assert rows[0] == {
         "session": 0, "samples": 3, "classes": 2, "new_classes": 2, "first_new": ["ant", "bee"],
         "largest": "ant", "largest_samples": 2, "smallest": "bee", "smallest_samples": 1,
@@ -34,23 +34,23 @@ def test_rows_of_base_and_sessions():
 def test_classes_without_names_are_called_by_number_and_come_in_their_order():
     labels = np.repeat([7, 2, 5], 4)
     stream = ClassIncremental(np.arange(12), labels, 0, 1, np.random.default_rng(0), order=[5, 7, 2])
-    (row,) = describe(stream)
+    (row,) = session_table(stream)
     assert row["session"] == 1 and row["first_new"] == ["5", "7", "2"]
 
 
 def test_without_labels_only_samples_are_counted():
-    assert describe(Stream([], [[1, 2], [3]])) == [{"session": 1, "samples": 2}, {"session": 2, "samples": 1}]
+    assert session_table(Stream([], [[1, 2], [3]])) == [{"session": 1, "samples": 2}, {"session": 2, "samples": 1}]
 
 
 def test_tasks_are_named():
     stream = TaskIncremental(
         np.arange(6), np.arange(6) % 5, np.arange(6) // 2, np.random.default_rng(0), [2, 1, 0], base_tasks=1
     )
-    rows = describe(stream, NAMES)
+    rows = session_table(stream, NAMES)
     assert [(row["session"], row["task"]) for row in rows] == [(0, None), (1, 1), (2, 0)]
     assert list(rows[0])[:3] == ["session", "task", "samples"]
 
 
 def test_too_few_names():
     with pytest.raises(GraspError, match="has a class 4, but there are 2 class names"):
-        describe(Stream([], [[0]], labels=[4]), NAMES[:2])
+        session_table(Stream([], [[0]], labels=[4]), NAMES[:2])
