@@ -222,14 +222,14 @@ class Buffer:
         self._make_room(codes, extra.get("lengths"), overflow)
         births, held, self.incoming = self.seen + np.arange(len(labels)), self._count, extra
         self.maintenance.arriving(self, labels, self._rng)
-        append = overflow or self._by_length
+        append = overflow or self.by_length
         slots = self.append(labels) if append else last_owner(self.maintenance.place(self, labels, self._rng))
         self.seen, self._overfull, self.incoming = int(births[-1]) + 1, overflow, {}
         kept = slots >= 0
         for name, value in {"codes": codes, "labels": labels, "ids": ids, "births": births, **extra}.items():
             self._storage[name][slots[kept]] = value if kept.all() else value[kept]
         gone = slots
-        if self._by_length and not overflow:
+        if self.by_length and not overflow:
             gone, slots = self._shrink(), np.full(len(labels), -1)
             _, where, which = np.intersect1d(self.births, births, assume_unique=True, return_indices=True)
             slots[which] = where
@@ -257,6 +257,18 @@ class Buffer:
         self._overfull = False
 
     # -- for maintenance rules -------------------------------------------------------------------------------------
+
+    @property
+    def by_length(self) -> bool:
+        """Whether the number of samples that fit depends on their lengths: all enter first, then the rule evicts."""
+        return self._ragged and self._limit is not None
+
+    def excess_of(self, order: Array) -> int:
+        """Return how many samples must go for the others to fit, if they go in the order of slots `order` [n]."""
+        if not self.by_length:
+            return self._excess()
+        sizes = self["lengths"][order] + self._sample_bytes + METADATA_BYTES
+        return int(np.searchsorted(np.append(0, np.cumsum(sizes)), self.nbytes - (self._limit or 0)))
 
     def append(self, labels: Array) -> Array:
         """Take new slots at the end for `labels` [n]; return them."""
@@ -364,7 +376,7 @@ class Buffer:
             self.capacity = self._fitting(int(np.ceil(np.concatenate([self["lengths"], lengths]).mean())))
         elif self._shape is None:
             self.capacity = self._fitting(0)
-        if self.capacity is None or overflow or self._by_length:
+        if self.capacity is None or overflow or self.by_length:
             self._storage.reserve(self._count + len(codes))
         else:
             self._storage.reserve(self.capacity, exactly=True)
@@ -373,14 +385,9 @@ class Buffer:
     def _fitting(self, length: int) -> int | None:
         return capacity_in_samples(self._given, self._sample_bytes + length, self._tables)
 
-    @property
-    def _by_length(self) -> bool:
-        """Whether the number of samples that fit depends on their lengths: all enter first, then the rule evicts."""
-        return self._ragged and self._limit is not None
-
     def _excess(self) -> int:
         """Number of samples over the capacity; if lengths differ, as if all had the mean length."""
-        if not self._by_length or not self._count:
+        if not self.by_length or not self._count:
             return 0 if self.capacity is None else max(0, self._count - self.capacity)
         over = self.nbytes - (self._limit or 0)
         return max(0, min(self._count - 1, -(-over * self._count // (self.nbytes - self._tables))))

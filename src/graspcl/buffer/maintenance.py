@@ -173,8 +173,19 @@ class LargestClassRule(Maintenance):
 
 
 @rules.register("reservoir")
+@dataclass
 class ReservoirRule(Maintenance):
-    """Vitter's algorithm R: the buffer is always a uniform sample, without replacement, of everything seen."""
+    """Vitter's algorithm R: the buffer is always a uniform sample, without replacement, of everything seen.
+
+    If codes differ in length and the capacity is in bytes, the buffer holds the longest start of a random order of
+    everything seen that fits. So neither the time of arrival nor the batches matter, and samples of equal length are
+    equally likely. Length matters only at the edge: a sample of s bytes is kept about 1 - s/capacity times as often as
+    a very short one.
+    """
+
+    # For bytes. Every arrival has a random number in [0, 1), and the numbers below `_level` are those of the buffer.
+    _level: float = field(default=1.0, init=False, repr=False)
+    _compared: int = field(default=0, init=False, repr=False)  # arrivals that were compared with the level
 
     def replace(self, buffer: Buffer, labels: Array, rng: np.random.Generator) -> Array:
         seen = buffer.seen + 1 + np.arange(len(labels))  # counting the sample itself
@@ -184,6 +195,8 @@ class ReservoirRule(Maintenance):
         return np.where(kept, slots, -1)
 
     def shrink(self, buffer: Buffer, excess: int, rng: np.random.Generator) -> Array:
+        if buffer.by_length:
+            return buffer.discard(self._above_level(buffer, rng))
         # The last `excess` arrivals were all kept. In a uniform sample of everything seen, their number would be
         # hypergeometric. The rest of the room goes to the older samples, which are a uniform sample already.
         keep = len(buffer) - excess
@@ -191,6 +204,20 @@ class ReservoirRule(Maintenance):
         old, new = arrived[:keep], arrived[keep:]
         newcomers = int(rng.hypergeometric(excess, buffer.seen - excess, keep))
         return buffer.discard(np.concatenate([rng.permutation(old)[:newcomers], rng.permutation(new)[newcomers:]]))
+
+    def _above_level(self, buffer: Buffer, rng: np.random.Generator) -> Array:
+        """Lower the level until the samples below it fit; return the slots of the others.
+
+        The level is the smallest number evicted so far. It tells nothing else of the numbers of stored samples, which
+        are uniform below it. So they need not be kept and are drawn again.
+        """
+        old = buffer.births < self._compared
+        level = self._level if old.any() else 1.0
+        numbers = rng.random(len(buffer)) * np.where(old, level, 1.0)
+        order = np.argsort(-numbers)
+        gone = order[: max(int((numbers >= level).sum()), buffer.excess_of(order))]
+        self._level, self._compared = float(numbers[gone].min(initial=level)), buffer.seen
+        return gone
 
 
 @rules.register("fifo")
