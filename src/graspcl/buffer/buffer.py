@@ -306,27 +306,39 @@ class Buffer:
             "since": self.since,
             "overfull": self._overfull,
             "capacity": self.capacity,
+            "bound": self._bound,
             "shape": None if self._shape is None else list(self._shape),
             "columns": {name: pack(self[name]) if name == packed else np.array(self[name]) for name in self._storage},
             "index": self.index.state_dict(),
             "maintenance": self.maintenance.state_dict(),
             "codec": None if self.codec is None else self.codec.state_dict(),
             "codec_kind": type(self.codec).__name__,
+            "rule": repr(self.maintenance),
             "rng": rng_state(self._rng),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state from `state_dict` into a buffer made with the same codec, rule and columns."""
-        if (kind := type(self.codec).__name__) != state["codec_kind"]:
-            raise GraspError(f"the state was saved with codec {state['codec_kind']}, this one has {kind}")
+        """Restore a state from `state_dict` into a buffer made with the same capacity, codec, rule and columns.
+
+        A state of a buffer made otherwise is refused, and nothing changes.
+        """
+        # States of earlier versions have neither "bound" nor "rule".
+        bound = state.get("bound", self._bound if self._limit else state["capacity"])
+        for part, own, saved in (
+            ("codec", type(self.codec).__name__, state["codec_kind"]),
+            ("rule", repr(self.maintenance), state.get("rule", repr(self.maintenance))),
+            ("capacity", self._bound, bound),
+        ):
+            if own != saved:
+                raise GraspError(f"the state is of a buffer with {part} {saved}; make this one with it, not with {own}")
         columns = dict(state["columns"])
         if columns and (differ := {"codes", *self._declared} ^ columns.keys()):
             raise GraspError(f"the buffer and the state differ in columns: {', '.join(sorted(differ))}")
         if columns and self._ragged:
             columns["codes"] = unpack(columns["codes"])
-        self._storage = Storage(self._storage.folder, columns)
         if self.codec is not None and state["codec"] is not None:
             self.codec.load_state_dict(state["codec"])
+        self._storage = Storage(self._storage.folder, columns)
         self._count, self.seen, self._overfull = int(state["count"]), int(state["seen"]), bool(state["overfull"])
         self.since = int(state.get("since", 0))  # states of earlier versions have it in the learner
         self.capacity = state["capacity"]
@@ -336,6 +348,11 @@ class Buffer:
         restore_rng(self._rng, state["rng"])
 
     # -- inside ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _bound(self) -> int | str | None:
+        """The capacity that the buffer was made with. It is a string if it is in bytes."""
+        return self.capacity if self._limit is None else f"{self._limit}B"
 
     @property
     def _declared(self) -> Columns:
