@@ -127,13 +127,17 @@ def test_a_state_with_other_columns_is_refused() -> None:
 @pytest.mark.parametrize(
     ("saved", "own", "message"),
     [
-        ({"capacity": 4}, {"capacity": 3}, "with capacity 4; make this one with it, not with 3"),
-        ({"capacity": 4}, {"capacity": None}, "with capacity 4; make this one with it, not with None"),
-        ({"capacity": "1KB"}, {"capacity": "2KB"}, "with capacity 1000B; make this one with it, not with 2000B"),
-        ({"capacity": "1KB"}, {"capacity": 4}, "with capacity 1000B; make this one with it, not with 4"),
-        ({"maintenance": "fifo"}, {"maintenance": "ring"}, r"with rule FifoRule\(\); .* RingRule\(per_class=20\)"),
+        ({"capacity": 4}, {"capacity": 3}, "with capacity 4, this one has 3; make it with the same capacity"),
+        ({"capacity": 4}, {"capacity": None}, "with capacity 4, this one has None"),
+        ({"capacity": "1KB"}, {"capacity": "2KB"}, "with capacity 1000B, this one has 2000B"),
+        ({"capacity": "1KB"}, {"capacity": 4}, "with capacity 1000B, this one has 4"),
+        (
+            {"maintenance": "fifo"},
+            {"maintenance": "ring"},
+            r"with rule FifoRule\(\), this one has RingRule\(per_class=20\)",
+        ),
         ({"maintenance": RingRule(5)}, {"maintenance": RingRule(6)}, r"with rule RingRule\(per_class=5\)"),
-        ({"codec": Half()}, {}, "with codec Half; make this one with it, not with NoneType"),
+        ({"codec": Half()}, {}, "with codec Half, this one has NoneType"),
     ],
 )
 def test_a_state_of_another_kind_of_buffer_is_refused_and_changes_nothing(

@@ -330,7 +330,8 @@ class Buffer:
             ("capacity", self._bound, bound),
         ):
             if own != saved:
-                raise GraspError(f"the state is of a buffer with {part} {saved}; make this one with it, not with {own}")
+                hint = f"make it with the same {part}"
+                raise GraspError(f"the state is of a buffer with {part} {saved}, this one has {own}; {hint}")
         columns = dict(state["columns"])
         if columns and (differ := {"codes", *self._declared} ^ columns.keys()):
             raise GraspError(f"the buffer and the state differ in columns: {', '.join(sorted(differ))}")
