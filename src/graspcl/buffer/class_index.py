@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 # Arrays grow by an eighth, so that unused room stays within the allowance of 32 bytes per sample.
 _GROWTH = 1.125
 _SMALLEST = 4
+_NO_LIMIT = 2**31  # more samples than a class can have
 
 
 class ClassIndex:
@@ -78,13 +79,17 @@ class ClassIndex:
         """Take `slots` out of their classes."""
         self.assign(slots, np.full(len(slots), -1), labels)
 
-    def replace_largest(self, labels: Array, rng: np.random.Generator) -> Array:
-        """For each label in turn, evict a random sample of the largest class; return the slots."""
+    def replace_largest(self, labels: Array, rng: np.random.Generator, limits: Array | None = None) -> Array:
+        """For each label in turn, evict a random sample of the largest class; return the slots.
+
+        A label whose class has `limits[i]` samples or more evicts nothing, and its slot is -1.
+        """
         from graspcl.buffer import kernels
 
         slots = np.empty(len(labels), np.int64)
+        limits = np.full(len(labels), _NO_LIMIT) if limits is None else limits
         self._reserve(labels, slots[:0])
-        kernels.replace_largest(labels, rng.random((len(labels), 2)), slots, self._arrays)
+        kernels.replace_largest(labels, limits, rng.random((len(labels), 2)), slots, self._arrays)
         return slots
 
     def remove_largest(self, number: int, rng: np.random.Generator) -> Array:

@@ -60,9 +60,15 @@ def _victim(chance: Array, index: IndexArrays) -> tuple[int, int]:
 
 
 @numba.njit(cache=True, nogil=True)
-def replace_largest(classes: Array, chances: Array, slots: Array, index: IndexArrays) -> None:
-    """For each class in turn, evict a random sample of the largest class and put the class there, unless it is -1."""
+def replace_largest(classes: Array, limits: Array, chances: Array, slots: Array, index: IndexArrays) -> None:
+    """For each class in turn, evict a random sample of the largest class and put the class there, unless it is -1.
+
+    A class with `limits[i]` samples or more takes no slot: `slots[i]` is -1.
+    """
     for i in range(len(classes)):
+        slots[i] = -1
+        if classes[i] >= 0 and index.size[classes[i]] >= limits[i]:
+            continue
         slot, c = _victim(chances[i], index)
         remove(slot, c, index)
         if classes[i] >= 0:

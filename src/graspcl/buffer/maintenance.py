@@ -300,12 +300,12 @@ class GDumbRule(Maintenance):
 
     def replace(self, buffer: Buffer, labels: Array, rng: np.random.Generator) -> Array:
         self._seen = np.union1d(self._seen, buffer.classes)  # classes vanish from a buffer only here and in shrink
-        slots = np.full(len(labels), -1, np.int64)
-        for i, label in enumerate(labels.tolist()):
-            self._seen = self._seen if label in self._seen else np.union1d(self._seen, [label])
-            if len(buffer.slots_of(label)) * len(self._seen) < len(buffer):
-                slots[i] = buffer.index.replace_largest(labels[i : i + 1], rng)[0]
-        return slots
+        classes, first = np.unique(labels, return_index=True)
+        appears = np.zeros(len(labels), np.int64)
+        appears[first[~np.isin(classes, self._seen)]] = 1
+        share = -(-len(buffer) // (len(self._seen) + np.cumsum(appears)))  # rounded up: sizes are whole numbers
+        self._seen = np.union1d(self._seen, classes)
+        return buffer.index.replace_largest(labels, rng, share)
 
     def shrink(self, buffer: Buffer, excess: int, rng: np.random.Generator) -> Array:
         self._seen = np.union1d(self._seen, buffer.classes)
