@@ -209,7 +209,8 @@ class Buffer:
         labels = label_array(labels)
         stored = None if self._shape is None else self._storage["codes"]
         codes = code_array(codes, len(labels), stored, self._ragged)
-        ids = self.seen + np.arange(len(labels)) if ids is None else integer_array(ids, "ids")
+        births = self.seen + np.arange(len(labels))
+        ids = births if ids is None else integer_array(ids, "ids")
         if len(ids) != len(labels):
             raise GraspError(f"there must be one id per sample, got {len(ids)} ids and {len(labels)} labels")
         extra = column_arrays(columns or {}, self.columns, len(labels), self.maintenance)
@@ -220,14 +221,15 @@ class Buffer:
         if self.codec is not None and self._ragged:
             extra["lengths"] = self.codec.lengths(codes)
         self._make_room(codes, extra.get("lengths"), overflow)
-        births, held, self.incoming = self.seen + np.arange(len(labels)), self._count, extra
+        held, self.incoming = self._count, extra
         self.maintenance.arriving(self, labels, self._rng)
         append = overflow or self.by_length
         slots = self.append(labels) if append else last_owner(self.maintenance.place(self, labels, self._rng))
         self.seen, self._overfull, self.incoming = int(births[-1]) + 1, overflow, {}
         kept = slots >= 0
+        everything, taken = bool(kept.all()), slots[kept]
         for name, value in {"codes": codes, "labels": labels, "ids": ids, "births": births, **extra}.items():
-            self._storage[name][slots[kept]] = value if kept.all() else value[kept]
+            self._storage[name][taken] = value if everything else value[kept]
         gone = slots
         if self.by_length and not overflow:
             gone, slots = self._shrink(), np.full(len(labels), -1)
@@ -273,26 +275,20 @@ class Buffer:
     def append(self, labels: Array) -> Array:
         """Take new slots at the end for `labels` [n]; return them."""
         slots = np.arange(self._count, self._count + len(labels))
-        self.index.assign(slots, labels, np.full(len(labels), -1))
-        self._storage["labels"][slots] = labels
+        self._storage["labels"][slots] = -1
+        self.overwrite(slots, labels)
         self._storage["births"][slots] = self.seen + np.arange(len(labels))
         self._count += len(labels)
         self.seen += len(labels)
         return slots
 
     def overwrite(self, slots: Array, labels: Array) -> None:
-        """Put `labels` [n] into occupied `slots` [n], in turn. A slot may occur twice."""
-        order = np.argsort(slots, kind="stable")
-        again = np.flatnonzero(slots[order][1:] == slots[order][:-1]) + 1
-        old = self._storage["labels"][slots].astype(np.int64)
-        old[order[again]] = labels[order[again - 1]]
-        self.index.assign(slots, labels, old)
-        final = last_owner(slots)
-        self._storage["labels"][final[final >= 0]] = labels[final >= 0]
+        """Put `labels` [n] into `slots` [n], in turn. A slot may occur twice."""
+        self.index.assign(slots, labels, np.asarray(self._storage["labels"]))
 
     def discard(self, slots: Array) -> Array:
         """Take `slots` [m] out of the class index and return them."""
-        self.index.discard(slots, self.labels[slots].astype(np.int64))
+        self.overwrite(slots, np.full(len(slots), -1))
         return slots
 
     # -- state -----------------------------------------------------------------------------------------------------

@@ -89,6 +89,8 @@ class Maintenance:
     def place(self, buffer: Buffer, labels: Array, rng: np.random.Generator) -> Array:
         """Return the slot of each newcomer in turn [n], or -1 if it is not kept. Free slots are taken first."""
         room = len(labels) if buffer.capacity is None else max(0, buffer.capacity - len(buffer))
+        if not room:
+            return self.replace(buffer, labels, rng)
         slots = buffer.append(labels[:room])
         return np.concatenate([slots, self.replace(buffer, labels[room:], rng)]) if len(labels) > room else slots
 
