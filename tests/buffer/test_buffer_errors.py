@@ -13,7 +13,9 @@ import pytest
 import torch
 
 from graspcl.buffer import Buffer, FifoRule, LargestClassRule, Maintenance, ReservoirRule, RingRule
+from graspcl.codec import OPQ, Half
 from graspcl.errors import GraspError
+from graspcl.testing.common import seeded
 
 INPUTS, LABELS = np.ones((3, 2), np.float32), [0, 1, 0]
 WITH_NAN = np.array([[1, np.nan], [0, 0], [np.inf, 1]], np.float32)
@@ -120,6 +122,62 @@ def test_a_state_with_other_columns_is_refused() -> None:
     with pytest.raises(GraspError, match="differ in columns: loss"):
         other.load_state_dict(buffer.state_dict())
     assert snapshot(other) == before
+
+
+@pytest.mark.parametrize(
+    ("saved", "own", "message"),
+    [
+        ({"capacity": 4}, {"capacity": 3}, "with capacity 4, this one has 3; make it with the same capacity"),
+        ({"capacity": 4}, {"capacity": None}, "with capacity 4, this one has None"),
+        ({"capacity": "1KB"}, {"capacity": "2KB"}, "with capacity 1000B, this one has 2000B"),
+        ({"capacity": "1KB"}, {"capacity": 4}, "with capacity 1000B, this one has 4"),
+        (
+            {"maintenance": "fifo"},
+            {"maintenance": "ring"},
+            r"with rule FifoRule\(\), this one has RingRule\(per_class=20\)",
+        ),
+        ({"maintenance": RingRule(5)}, {"maintenance": RingRule(6)}, r"with rule RingRule\(per_class=5\)"),
+        ({"codec": Half()}, {}, "with codec Half, this one has NoneType"),
+    ],
+)
+def test_a_state_of_another_kind_of_buffer_is_refused_and_changes_nothing(
+    saved: dict[str, Any], own: dict[str, Any], message: str
+) -> None:
+    source, buffer = Buffer(**saved), Buffer(**own)
+    assert_refused(source, buffer, message)
+
+
+def assert_refused(source: Buffer, buffer: Buffer, message: str) -> None:
+    """Assert that the state of `source` is refused by `buffer`, both with samples."""
+    for each in (source, buffer):
+        each.insert(INPUTS, LABELS)
+    before = snapshot(buffer)
+    with pytest.raises(GraspError, match=message):
+        buffer.load_state_dict(source.state_dict())
+    assert snapshot(buffer) == before
+
+
+def test_a_state_of_another_size_of_opq_is_refused_and_changes_nothing() -> None:
+    latents = torch.randn(50, 2, generator=seeded())
+    source, buffer = (Buffer(codec=OPQ(codebooks, size=4, iterations=1).fit(latents)) for codebooks in (2, 1))
+    assert_refused(source, buffer, r"OPQ .* does not fit OPQ\(codebooks=1")
+
+
+@pytest.mark.parametrize("capacity", [4, "1KB", None])
+def test_a_state_of_an_earlier_version_is_restored(capacity: Any) -> None:
+    source, buffer = Buffer(capacity), Buffer(capacity)
+    source.insert(INPUTS, LABELS)
+    state = source.state_dict()
+    del state["bound"], state["rule"]
+    buffer.load_state_dict(state)
+    assert snapshot(buffer) == snapshot(source)
+
+
+def test_a_capacity_may_be_written_in_another_unit() -> None:
+    source, buffer = Buffer("1KB"), Buffer("1000 B")
+    source.insert(INPUTS, LABELS)
+    buffer.load_state_dict(source.state_dict())
+    assert snapshot(buffer) == snapshot(source)
 
 
 def test_more_memory_than_there_is() -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from fractions import Fraction
-from itertools import combinations
+from itertools import accumulate, combinations, permutations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from graspcl.buffer import Buffer, FifoRule, LargestClassRule, Maintenance, ReservoirRule, RingRule
+from graspcl.codec import Codec
 from graspcl.errors import GraspError
 
 TRIALS = 4_000
@@ -191,6 +193,70 @@ def test_a_small_reservoir_through_compress_is_a_uniform_set() -> None:
         buffer.compress()
         observed[tuple(sorted(buffer.ids.tolist()))] += 1
     assert_fits(observed, dict.fromkeys(combinations(range(6), 2), Fraction(1, 15)))
+
+
+class Files(Codec):
+    """Stores bytes unmodified."""
+
+    ragged = True
+
+    def encode(self, inputs: list[bytes]) -> list[bytes]:
+        return inputs
+
+    def lengths(self, codes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return np.array([len(code) for code in codes])
+
+
+LENGTHS = (300, 100, 200, 100, 300, 200)
+FILES = [bytes(length) for length in LENGTHS]
+
+
+def by_bytes(samples: int, rng: Any) -> Buffer:
+    """A reservoir with room for `samples` of 200 bytes, and the 48 that the buffer keeps of every sample."""
+    return Buffer(f"{samples * 248}B", Files(), "reservoir", rng=rng)
+
+
+def longest_start(order: Cell, limit: int) -> Cell:
+    """The samples at the start of `order` that fit."""
+    fits = sum(total <= limit for total in accumulate(LENGTHS[i] + 48 for i in order))
+    return tuple(sorted(order[:fits]))
+
+
+def test_a_reservoir_of_bytes_is_the_longest_start_of_a_random_order() -> None:
+    """Online and through overflow and compress.
+
+    1,500 trials over 24 outcomes: a tenth of the probability in the wrong place is found with probability 0.97.
+    """
+    orders = Counter(longest_start(order, 3 * 248) for order in permutations(range(6)))
+    rng, observed = np.random.default_rng(13), Counter[Cell]()
+    for _ in range(1500):
+        buffer = by_bytes(3, rng)
+        buffer.insert(FILES[:4], [0] * 4)
+        buffer.insert(FILES[4:5], [0])
+        buffer.insert(FILES[5:], [0], overflow=True)
+        buffer.compress()
+        observed[tuple(sorted(buffer.ids.tolist()))] += 1
+    assert_fits(observed, {kept: Fraction(number, 720) for kept, number in orders.items()})
+
+
+def test_a_reservoir_of_bytes_fills_up_again_after_it_was_cleared() -> None:
+    buffer = by_bytes(3, 0)
+    for _ in range(50):
+        buffer.insert(FILES, [0] * 6)
+    buffer.clear()
+    buffer.insert(FILES[:2], [0, 0])
+    assert len(buffer) == 2
+
+
+def test_a_restored_reservoir_of_bytes_goes_on_as_before() -> None:
+    first, second = by_bytes(3, 0), by_bytes(3, 1)
+    for _ in range(5):
+        first.insert(FILES, [0] * 6)
+    second.load_state_dict(first.state_dict())
+    for _ in range(20):
+        first.insert(FILES, [0] * 6)
+        second.insert(FILES, [0] * 6)
+        assert first.ids.tolist() == second.ids.tolist()
 
 
 def test_compress_of_largest_class_takes_from_the_largest() -> None:

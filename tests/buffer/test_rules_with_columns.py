@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from typing import Any
 
@@ -175,6 +176,36 @@ def test_mof_one_by_one(labels: list[int], seed: int) -> None:
             assert gone == max(peers, key=lambda j: np.linalg.norm(z[j] - means[labels[j]]))
             stored.remove(gone)
         assert kept(buffer) == stored
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.7, 0.999])
+def test_mof_moves_its_means_as_one_by_one(decay: float) -> None:
+    z, labels = points(300, dim=3), np.random.default_rng(1).integers(4, size=300)
+    buffer, means = made(None, MofRule(decay=decay), dim=3), dict[int, Array]()
+    for part in (slice(0, 1), slice(1, 200), slice(200, 300)):
+        insert(buffer, labels[part], z[part])
+    for label, row in zip(labels.tolist(), z, strict=True):
+        means[label] = decay * means.get(label, row) + (1 - decay) * row
+    state = buffer.maintenance.state_dict()
+    assert sorted(state["labels"].tolist()) == [0, 1, 2, 3]
+    expected = [means[label] for label in state["labels"].tolist()]
+    np.testing.assert_allclose(state["means"], expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["clib", "fifo", "gdumb", "largest_class", "mof", "reservoir"])
+def test_no_loop_over_samples_in_python(name: str) -> None:
+    """Calls and returns in Python: a loop has at least two for each sample more; making room has 180 in all."""
+    events = [0, 0]
+    for i, size in enumerate((40, 400)):
+        buffer = made(500, name)
+        insert(buffer, np.arange(600) % 5, points(600))
+        happened: list[str] = []
+        profile = sys.getprofile()
+        sys.setprofile(lambda frame, event, argument, happened=happened: happened.append(event))
+        insert(buffer, np.arange(size) % 5, points(size))
+        sys.setprofile(profile)
+        events[i] = len(happened)
+    assert events[1] - events[0] < 360
 
 
 def test_kmeans_keeps_one_sample_of_each_cluster() -> None:

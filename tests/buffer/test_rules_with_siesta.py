@@ -11,7 +11,7 @@ import torch
 
 from graspcl.buffer import Buffer, GssRule, HerdingRule, Maintenance, RainbowRule, RingRule, rules
 from graspcl.errors import GraspError
-from graspcl.learner import Optimiser, Siesta, column_shapes
+from graspcl.learner import Learner, Optimiser, Siesta, column_shapes
 from graspcl.model import vector_network
 from graspcl.policy import Budget
 from graspcl.testing import check_learner
@@ -21,7 +21,7 @@ INPUTS = torch.randn(100, 12, generator=seeded())
 LABELS = np.arange(100) // 20
 
 
-def siesta(rule: Maintenance, capacity: int | None = 40, learner: type[Siesta] = Siesta) -> Siesta:
+def siesta(rule: Maintenance, capacity: int | None = 40, learner: type[Learner] = Siesta) -> Learner:
     network = vector_network(12, hidden=16, embedding=8, generator=seeded())
     buffer = Buffer(capacity, maintenance=rule, columns=column_shapes(rule, network))
     return learner(network, buffer, "uniform", Optimiser(lr=0.1))
@@ -51,6 +51,16 @@ def test_two_sessions_stay_within_capacity(name: str, learner: type[Siesta]) -> 
     for column, (shape, _) in made.buffer.columns.items():
         assert made.buffer[column].shape == (len(made.buffer), *shape)
         assert np.isfinite(made.buffer[column]).all()
+
+
+@pytest.mark.parametrize("name", rules.names())
+def test_one_forward_pass_serves_the_rule_and_the_learner(name: str) -> None:
+    for learner, passes in ((Siesta, 1), (Learner, 1 if rules.get(name).columns - rules.get(name).fills else 0)):
+        made, seen = siesta(rule_of(name), learner=learner), list[int]()
+        made.network.register_forward_hook(lambda network, inputs, outputs, seen=seen: seen.append(len(inputs[0])))
+        for part in (slice(0, 40), slice(40, 100)):  # the second finds classes that the head knows
+            made.observe(INPUTS[part], LABELS[part])
+        assert seen == [40, 60] * passes
 
 
 def test_embeddings_and_uncertainties_are_those_of_the_network_at_insertion() -> None:

@@ -209,7 +209,8 @@ class Buffer:
         labels = label_array(labels)
         stored = None if self._shape is None else self._storage["codes"]
         codes = code_array(codes, len(labels), stored, self._ragged)
-        ids = self.seen + np.arange(len(labels)) if ids is None else integer_array(ids, "ids")
+        births = self.seen + np.arange(len(labels))
+        ids = births if ids is None else integer_array(ids, "ids")
         if len(ids) != len(labels):
             raise GraspError(f"there must be one id per sample, got {len(ids)} ids and {len(labels)} labels")
         extra = column_arrays(columns or {}, self.columns, len(labels), self.maintenance)
@@ -220,16 +221,17 @@ class Buffer:
         if self.codec is not None and self._ragged:
             extra["lengths"] = self.codec.lengths(codes)
         self._make_room(codes, extra.get("lengths"), overflow)
-        births, held, self.incoming = self.seen + np.arange(len(labels)), self._count, extra
+        held, self.incoming = self._count, extra
         self.maintenance.arriving(self, labels, self._rng)
-        append = overflow or self._by_length
+        append = overflow or self.by_length
         slots = self.append(labels) if append else last_owner(self.maintenance.place(self, labels, self._rng))
         self.seen, self._overfull, self.incoming = int(births[-1]) + 1, overflow, {}
         kept = slots >= 0
+        everything, taken = bool(kept.all()), slots[kept]
         for name, value in {"codes": codes, "labels": labels, "ids": ids, "births": births, **extra}.items():
-            self._storage[name][slots[kept]] = value if kept.all() else value[kept]
+            self._storage[name][taken] = value if everything else value[kept]
         gone = slots
-        if self._by_length and not overflow:
+        if self.by_length and not overflow:
             gone, slots = self._shrink(), np.full(len(labels), -1)
             _, where, which = np.intersect1d(self.births, births, assume_unique=True, return_indices=True)
             slots[which] = where
@@ -258,29 +260,35 @@ class Buffer:
 
     # -- for maintenance rules -------------------------------------------------------------------------------------
 
+    @property
+    def by_length(self) -> bool:
+        """Whether the number of samples that fit depends on their lengths: all enter first, then the rule evicts."""
+        return self._ragged and self._limit is not None
+
+    def excess_of(self, order: Array) -> int:
+        """Return how many samples must go for the others to fit, if they go in the order of slots `order` [n]."""
+        if not self.by_length:
+            return self._excess()
+        sizes = self["lengths"][order] + self._sample_bytes + METADATA_BYTES
+        return int(np.searchsorted(np.append(0, np.cumsum(sizes)), self.nbytes - (self._limit or 0)))
+
     def append(self, labels: Array) -> Array:
         """Take new slots at the end for `labels` [n]; return them."""
         slots = np.arange(self._count, self._count + len(labels))
-        self.index.assign(slots, labels, np.full(len(labels), -1))
-        self._storage["labels"][slots] = labels
+        self._storage["labels"][slots] = -1
+        self.overwrite(slots, labels)
         self._storage["births"][slots] = self.seen + np.arange(len(labels))
         self._count += len(labels)
         self.seen += len(labels)
         return slots
 
     def overwrite(self, slots: Array, labels: Array) -> None:
-        """Put `labels` [n] into occupied `slots` [n], in turn. A slot may occur twice."""
-        order = np.argsort(slots, kind="stable")
-        again = np.flatnonzero(slots[order][1:] == slots[order][:-1]) + 1
-        old = self._storage["labels"][slots].astype(np.int64)
-        old[order[again]] = labels[order[again - 1]]
-        self.index.assign(slots, labels, old)
-        final = last_owner(slots)
-        self._storage["labels"][final[final >= 0]] = labels[final >= 0]
+        """Put `labels` [n] into `slots` [n], in turn. A slot may occur twice."""
+        self.index.assign(slots, labels, np.asarray(self._storage["labels"]))
 
     def discard(self, slots: Array) -> Array:
         """Take `slots` [m] out of the class index and return them."""
-        self.index.discard(slots, self.labels[slots].astype(np.int64))
+        self.overwrite(slots, np.full(len(slots), -1))
         return slots
 
     # -- state -----------------------------------------------------------------------------------------------------
@@ -294,27 +302,40 @@ class Buffer:
             "since": self.since,
             "overfull": self._overfull,
             "capacity": self.capacity,
+            "bound": self._bound,
             "shape": None if self._shape is None else list(self._shape),
             "columns": {name: pack(self[name]) if name == packed else np.array(self[name]) for name in self._storage},
             "index": self.index.state_dict(),
             "maintenance": self.maintenance.state_dict(),
             "codec": None if self.codec is None else self.codec.state_dict(),
             "codec_kind": type(self.codec).__name__,
+            "rule": repr(self.maintenance),
             "rng": rng_state(self._rng),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state from `state_dict` into a buffer made with the same codec, rule and columns."""
-        if (kind := type(self.codec).__name__) != state["codec_kind"]:
-            raise GraspError(f"the state was saved with codec {state['codec_kind']}, this one has {kind}")
+        """Restore a state from `state_dict` into a buffer made with the same capacity, codec, rule and columns.
+
+        A state of a buffer made otherwise is refused, and nothing changes.
+        """
+        # States of earlier versions have neither "bound" nor "rule".
+        bound = state.get("bound", self._bound if self._limit else state["capacity"])
+        for part, own, saved in (
+            ("codec", type(self.codec).__name__, state["codec_kind"]),
+            ("rule", repr(self.maintenance), state.get("rule", repr(self.maintenance))),
+            ("capacity", self._bound, bound),
+        ):
+            if own != saved:
+                hint = f"make it with the same {part}"
+                raise GraspError(f"the state is of a buffer with {part} {saved}, this one has {own}; {hint}")
         columns = dict(state["columns"])
         if columns and (differ := {"codes", *self._declared} ^ columns.keys()):
             raise GraspError(f"the buffer and the state differ in columns: {', '.join(sorted(differ))}")
         if columns and self._ragged:
             columns["codes"] = unpack(columns["codes"])
-        self._storage = Storage(self._storage.folder, columns)
         if self.codec is not None and state["codec"] is not None:
             self.codec.load_state_dict(state["codec"])
+        self._storage = Storage(self._storage.folder, columns)
         self._count, self.seen, self._overfull = int(state["count"]), int(state["seen"]), bool(state["overfull"])
         self.since = int(state.get("since", 0))  # states of earlier versions have it in the learner
         self.capacity = state["capacity"]
@@ -324,6 +345,11 @@ class Buffer:
         restore_rng(self._rng, state["rng"])
 
     # -- inside ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _bound(self) -> int | str | None:
+        """The capacity that the buffer was made with. It is a string if it is in bytes."""
+        return self.capacity if self._limit is None else f"{self._limit}B"
 
     @property
     def _declared(self) -> Columns:
@@ -364,7 +390,7 @@ class Buffer:
             self.capacity = self._fitting(int(np.ceil(np.concatenate([self["lengths"], lengths]).mean())))
         elif self._shape is None:
             self.capacity = self._fitting(0)
-        if self.capacity is None or overflow or self._by_length:
+        if self.capacity is None or overflow or self.by_length:
             self._storage.reserve(self._count + len(codes))
         else:
             self._storage.reserve(self.capacity, exactly=True)
@@ -373,14 +399,9 @@ class Buffer:
     def _fitting(self, length: int) -> int | None:
         return capacity_in_samples(self._given, self._sample_bytes + length, self._tables)
 
-    @property
-    def _by_length(self) -> bool:
-        """Whether the number of samples that fit depends on their lengths: all enter first, then the rule evicts."""
-        return self._ragged and self._limit is not None
-
     def _excess(self) -> int:
         """Number of samples over the capacity; if lengths differ, as if all had the mean length."""
-        if not self._by_length or not self._count:
+        if not self.by_length or not self._count:
             return 0 if self.capacity is None else max(0, self._count - self.capacity)
         over = self.nbytes - (self._limit or 0)
         return max(0, min(self._count - 1, -(-over * self._count // (self.nbytes - self._tables))))

@@ -14,13 +14,14 @@ if TYPE_CHECKING:
 # Arrays grow by an eighth, so that unused room stays within the allowance of 32 bytes per sample.
 _GROWTH = 1.125
 _SMALLEST = 4
+_NO_LIMIT = 2**31  # more samples than a class can have
 
 
 class ClassIndex:
     """The slots of every class: one pool of integers with a run per class (see `kernels.IndexArrays`).
 
     >>> index = ClassIndex()
-    >>> index.assign(np.array([0, 1, 2]), np.array([7, 5, 7]), old=np.array([-1, -1, -1]))
+    >>> index.assign(np.array([0, 1, 2]), np.array([7, 5, 7]), held=np.full(3, -1, np.int32))
     >>> index.slots_of(7).tolist(), index.classes.tolist(), index.sizes.tolist()
     ([0, 2], [5, 7], [1, 2])
     """
@@ -67,24 +68,24 @@ class ClassIndex:
 
     # -- changes, in the given order -------------------------------------------------------------------------------
 
-    def assign(self, slots: Array, labels: Array, old: Array) -> None:
-        """Put class `labels[i]` into `slots[i]`, in turn; `old[i]` is the class it held just before. -1 is no class."""
+    def assign(self, slots: Array, labels: Array, held: Array) -> None:
+        """Put class `labels[i]` into `slots[i]`, in turn. `held`, the class by slot, is updated. -1 is no class."""
         from graspcl.buffer import kernels
 
-        self._reserve(labels, slots)
-        kernels.assign(slots, labels, old, self._arrays)
+        self._reserve(labels, int(slots.max(initial=-1)) + 1)
+        kernels.assign(slots, labels, held, self._arrays)
 
-    def discard(self, slots: Array, labels: Array) -> None:
-        """Take `slots` out of their classes."""
-        self.assign(slots, np.full(len(slots), -1), labels)
+    def replace_largest(self, labels: Array, rng: np.random.Generator, limits: Array | None = None) -> Array:
+        """For each label in turn, evict a random sample of the largest class; return the slots.
 
-    def replace_largest(self, labels: Array, rng: np.random.Generator) -> Array:
-        """For each label in turn, evict a random sample of the largest class; return the slots."""
+        A label whose class has `limits[i]` samples or more evicts nothing, and its slot is -1.
+        """
         from graspcl.buffer import kernels
 
         slots = np.empty(len(labels), np.int64)
-        self._reserve(labels, slots[:0])
-        kernels.replace_largest(labels, rng.random((len(labels), 2)), slots, self._arrays)
+        limits = np.full(len(labels), _NO_LIMIT) if limits is None else limits
+        self._reserve(labels)
+        kernels.replace_largest(labels, limits, rng.random((len(labels), 2)), slots, self._arrays)
         return slots
 
     def remove_largest(self, number: int, rng: np.random.Generator) -> Array:
@@ -105,16 +106,16 @@ class ClassIndex:
 
     # -- room ------------------------------------------------------------------------------------------------------
 
-    def _reserve(self, labels: Array, slots: Array) -> None:
-        """Make room for `labels` without changing what is stored."""
-        labels = labels[labels >= 0]
-        if not len(labels):
+    def _reserve(self, labels: Array, slots: int = 0) -> None:
+        """Make room for `labels` in slots below `slots`, without changing what is stored. -1 needs no room."""
+        classes, known = int(labels.max(initial=-1)) + 1, len(self._size)
+        if not classes:
             return
-        new = np.arange(len(self._size), int(labels.max()) + 1, dtype=np.int32)
-        if len(new):
+        if classes > known:
+            new = np.arange(known, classes, dtype=np.int32)
             self._start, self._room, self._size = (np.append(a, 0 * new) for a in (self._start, self._room, self._size))
             self._order, self._rank = np.append(self._order, new), np.append(self._rank, new)
-        self._pos = _grown(self._pos, int(slots.max(initial=-1)) + 1)
+        self._pos = _grown(self._pos, slots)
         wanted = self._size + np.bincount(labels, minlength=len(self._size))
         self._above = _grown(self._above, int(wanted.max()) + 1)
         if (wanted > self._room).any():

@@ -49,7 +49,7 @@ class Storage(dict[str, Array]):
     @property
     def rows(self) -> int:
         """Number of rows that fit."""
-        return min((len(column) for column in self.values()), default=0)
+        return min(map(len, self.values()), default=0)
 
     @property
     def row_bytes(self) -> int:
@@ -130,12 +130,12 @@ def finite_tensor(inputs: Any) -> torch.Tensor:
     """Return inputs [n, …] as a tensor; refuse NaN and infinity."""
     import torch
 
-    if isinstance(inputs, np.ndarray):
-        inputs = np.require(inputs, requirements=["C", "W"])  # torch shares no read-only or reversed array
+    if isinstance(inputs, np.ndarray) and not inputs.flags.carray:
+        inputs = inputs.copy()  # torch shares no read-only or reversed array
     tensor = torch.as_tensor(inputs)
     if tensor.ndim == 0:
         raise GraspError("inputs must have one row per sample, got a single number")
-    if tensor.is_floating_point():
+    if tensor.is_floating_point() and not math.isfinite(tensor.sum()):  # a finite sum has finite parts
         finite = tensor.isfinite().reshape(len(tensor), math.prod(tensor.shape[1:])).all(1)
         rows = (~finite).nonzero()[:, 0].tolist()
         if rows:

@@ -60,9 +60,15 @@ def _victim(chance: Array, index: IndexArrays) -> tuple[int, int]:
 
 
 @numba.njit(cache=True, nogil=True)
-def replace_largest(classes: Array, chances: Array, slots: Array, index: IndexArrays) -> None:
-    """For each class in turn, evict a random sample of the largest class and put the class there, unless it is -1."""
+def replace_largest(classes: Array, limits: Array, chances: Array, slots: Array, index: IndexArrays) -> None:
+    """For each class in turn, evict a random sample of the largest class and put the class there, unless it is -1.
+
+    A class with `limits[i]` samples or more takes no slot: `slots[i]` is -1.
+    """
     for i in range(len(classes)):
+        slots[i] = -1
+        if classes[i] >= 0 and index.size[classes[i]] >= limits[i]:
+            continue
         slot, c = _victim(chances[i], index)
         remove(slot, c, index)
         if classes[i] >= 0:
@@ -71,10 +77,12 @@ def replace_largest(classes: Array, chances: Array, slots: Array, index: IndexAr
 
 
 @numba.njit(cache=True, nogil=True)
-def assign(slots: Array, classes: Array, old: Array, index: IndexArrays) -> None:
-    """Put each class into its slot in turn. `old[i]` is the class that the slot held before. -1 is no class."""
+def assign(slots: Array, classes: Array, held: Array, index: IndexArrays) -> None:
+    """Put each class into its slot in turn. `held` is the class by slot, and is updated. -1 is no class."""
     for i in range(len(slots)):
-        if old[i] >= 0:
-            remove(slots[i], old[i], index)
+        slot = slots[i]
+        if held[slot] >= 0:
+            remove(slot, held[slot], index)
         if classes[i] >= 0:
-            add(slots[i], classes[i], index)
+            add(slot, classes[i], index)
+        held[slot] = classes[i]

@@ -89,6 +89,8 @@ class Maintenance:
     def place(self, buffer: Buffer, labels: Array, rng: np.random.Generator) -> Array:
         """Return the slot of each newcomer in turn [n], or -1 if it is not kept. Free slots are taken first."""
         room = len(labels) if buffer.capacity is None else max(0, buffer.capacity - len(buffer))
+        if not room:
+            return self.replace(buffer, labels, rng)
         slots = buffer.append(labels[:room])
         return np.concatenate([slots, self.replace(buffer, labels[room:], rng)]) if len(labels) > room else slots
 
@@ -173,8 +175,19 @@ class LargestClassRule(Maintenance):
 
 
 @rules.register("reservoir")
+@dataclass
 class ReservoirRule(Maintenance):
-    """Vitter's algorithm R: the buffer is always a uniform sample, without replacement, of everything seen."""
+    """Vitter's algorithm R: the buffer is always a uniform sample, without replacement, of everything seen.
+
+    If codes differ in length and the capacity is in bytes, the buffer holds the longest start of a random order of
+    everything seen that fits. So neither the time of arrival nor the batches matter, and samples of equal length are
+    equally likely. Length matters only at the edge: a sample of s bytes is kept about 1 - s/capacity times as often as
+    a very short one.
+    """
+
+    # For bytes. Every arrival has a random number in [0, 1), and the numbers below `_level` are those of the buffer.
+    _level: float = field(default=1.0, init=False, repr=False)
+    _compared: int = field(default=0, init=False, repr=False)  # arrivals that were compared with the level
 
     def replace(self, buffer: Buffer, labels: Array, rng: np.random.Generator) -> Array:
         seen = buffer.seen + 1 + np.arange(len(labels))  # counting the sample itself
@@ -184,6 +197,8 @@ class ReservoirRule(Maintenance):
         return np.where(kept, slots, -1)
 
     def shrink(self, buffer: Buffer, excess: int, rng: np.random.Generator) -> Array:
+        if buffer.by_length:
+            return buffer.discard(self._above_level(buffer, rng))
         # The last `excess` arrivals were all kept. In a uniform sample of everything seen, their number would be
         # hypergeometric. The rest of the room goes to the older samples, which are a uniform sample already.
         keep = len(buffer) - excess
@@ -191,6 +206,20 @@ class ReservoirRule(Maintenance):
         old, new = arrived[:keep], arrived[keep:]
         newcomers = int(rng.hypergeometric(excess, buffer.seen - excess, keep))
         return buffer.discard(np.concatenate([rng.permutation(old)[:newcomers], rng.permutation(new)[newcomers:]]))
+
+    def _above_level(self, buffer: Buffer, rng: np.random.Generator) -> Array:
+        """Lower the level until the samples below it fit; return the slots of the others.
+
+        The level is the smallest number evicted so far. It tells nothing else of the numbers of stored samples, which
+        are uniform below it. So they need not be kept and are drawn again.
+        """
+        old = buffer.births < self._compared
+        level = self._level if old.any() else 1.0
+        numbers = rng.random(len(buffer)) * np.where(old, level, 1.0)
+        order = np.argsort(-numbers)
+        gone = order[: max(int((numbers >= level).sum()), buffer.excess_of(order))]
+        self._level, self._compared = float(numbers[gone].min(initial=level)), buffer.seen
+        return gone
 
 
 @rules.register("fifo")
@@ -273,12 +302,12 @@ class GDumbRule(Maintenance):
 
     def replace(self, buffer: Buffer, labels: Array, rng: np.random.Generator) -> Array:
         self._seen = np.union1d(self._seen, buffer.classes)  # classes vanish from a buffer only here and in shrink
-        slots = np.full(len(labels), -1, np.int64)
-        for i, label in enumerate(labels.tolist()):
-            self._seen = self._seen if label in self._seen else np.union1d(self._seen, [label])
-            if len(buffer.slots_of(label)) * len(self._seen) < len(buffer):
-                slots[i] = buffer.index.replace_largest(labels[i : i + 1], rng)[0]
-        return slots
+        classes, first = np.unique(labels, return_index=True)
+        appears = np.zeros(len(labels), np.int64)
+        appears[first[~np.isin(classes, self._seen)]] = 1
+        share = -(-len(buffer) // (len(self._seen) + np.cumsum(appears)))  # rounded up: sizes are whole numbers
+        self._seen = np.union1d(self._seen, classes)
+        return buffer.index.replace_largest(labels, rng, share)
 
     def shrink(self, buffer: Buffer, excess: int, rng: np.random.Generator) -> Array:
         self._seen = np.union1d(self._seen, buffer.classes)

@@ -255,9 +255,13 @@ class MofRule(ByClassRule):
     _means: dict[int, Array] = field(default_factory=dict, init=False, repr=False)
 
     def arriving(self, buffer: Buffer, labels: Array, rng: np.random.Generator) -> None:
-        for label, z in zip(labels.tolist(), buffer.incoming["embedding"].astype(np.float64), strict=True):
-            mean = self._means.get(label, z)
-            self._means[label] = self.decay * mean + (1 - self.decay) * z
+        order = np.argsort(labels, kind="stable")
+        classes, begins, counts = np.unique(labels[order], return_index=True, return_counts=True)
+        z = buffer.incoming["embedding"][order].astype(np.float64)
+        after = np.repeat(begins + counts, counts) - 1 - np.arange(len(labels))  # samples of the class that follow
+        steps = np.add.reduceat((1 - self.decay) * self.decay ** after[:, None] * z, begins)
+        for label, begin, count, step in zip(classes.tolist(), begins, counts, steps, strict=True):
+            self._means[label] = self.decay**count * self._means.get(label, z[begin]) + step
 
     def victims(self, label: int, values: Array, number: int, rng: np.random.Generator) -> Array:
         mean = self._means.get(label, values.mean(0))  # unknown for a class stored under another rule
