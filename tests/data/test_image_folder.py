@@ -478,7 +478,7 @@ def test_the_decoder_names_what_it_cannot_read(tmp_path: Path) -> None:
 # -- real sets ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not (SHARED / "tiny-imagenet-200").is_dir(), reason="needs the images of data/tiny-imagenet-200")
+@pytest.mark.skipif(not (SHARED / "tiny-imagenet-200").is_dir(), reason="needs ../shared/data/tiny-imagenet-200")
 def test_tiny_imagenet_zips() -> None:
     images = ImageFolder(SHARED / "tiny-imagenet-200", pixels=64)
     assert (len(images.classes), len(images.train), len(images.test)) == (200, 40_000, 10_000)
@@ -495,7 +495,7 @@ def test_tiny_imagenet_zips() -> None:
     assert bool((images.read(grey[:1])[0, 0] == images.read(grey[:1])[0, 2]).all())
 
 
-@pytest.mark.skipif(not (SHARED / "miniplaces-lt").is_dir(), reason="needs the images of data/miniplaces-lt")
+@pytest.mark.skipif(not (SHARED / "miniplaces-lt").is_dir(), reason="needs ../shared/data/miniplaces-lt")
 def test_miniplaces_zips_are_long_tailed() -> None:
     images = ImageFolder(SHARED / "miniplaces-lt", pixels=112)
     rows = [line.split("\t") for line in (SHARED / "miniplaces-lt" / "classes.tsv").read_text().splitlines()[1:]]

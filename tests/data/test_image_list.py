@@ -270,7 +270,7 @@ def test_wrong_options_get_a_hint(places: Path) -> None:
 # -- a real set --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not (SHARED / "miniplaces-lt").is_dir(), reason="needs the images of data/miniplaces-lt")
+@pytest.mark.skipif(not (SHARED / "miniplaces-lt").is_dir(), reason="needs ../shared/data/miniplaces-lt")
 def test_lists_of_a_long_tailed_set(tmp_path: Path) -> None:
     folder = ImageFolder(SHARED / "miniplaces-lt", pixels=64)
     for kind in ("train", "val"):
@@ -293,7 +293,7 @@ def test_lists_of_a_long_tailed_set(tmp_path: Path) -> None:
     assert bool((batch[order] == folder.read(at)).all())
 
 
-@pytest.mark.skipif(not (SHARED / "miniplaces-lt").is_dir(), reason="needs the images of data/miniplaces-lt")
+@pytest.mark.skipif(not (SHARED / "miniplaces-lt").is_dir(), reason="needs ../shared/data/miniplaces-lt")
 def test_lists_of_one_zip_file(tmp_path: Path) -> None:
     with ZipFile(SHARED / "miniplaces-lt" / "val.zip") as zipped:
         names = sorted(zipped.namelist())

@@ -14,9 +14,7 @@ from graspcl.stream import TaskIncremental
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "text"
 FIVE = ("ag_news", "yelp", "amazon", "yahoo_answers", "dbpedia")
-needs_data = pytest.mark.skipif(
-    not all((SHARED / name).is_dir() for name in FIVE), reason="needs the text sets in ../shared/data/text"
-)
+needs_data = pytest.mark.skipif(not all((SHARED / name).is_dir() for name in FIVE), reason="needs ../shared/data/text")
 
 
 def write(path: Path, sizes: dict[str, int]) -> None:

@@ -70,7 +70,7 @@ def test_a_comparison_is_fair_and_complete(demo_runs):
 
 
 def test_learning_happens_and_seeds_differ(demo_runs):
-    (grasp,) = [row for row in rows(demo_runs) if row.policy == "grasp"]
+    (grasp,) = [row for row in rows(demo_runs) if row.label == "grasp"]
     assert grasp.mean("alpha") > 50  # chance is 8 %
     assert len(set(grasp.values["alpha"])) > 1
 
@@ -97,7 +97,7 @@ def test_an_unfinished_or_damaged_run_is_left_out_of_the_table(demo_runs, tmp_pa
     damaged.mkdir()
     (damaged / "summary.json").write_text("{ half a fi")
     (tmp_path / "empty").mkdir()
-    assert [row.policy for row in rows([damaged, demo_runs[-1], tmp_path / "empty"])] == ["uniform"]
+    assert [row.label for row in rows([damaged, demo_runs[-1], tmp_path / "empty"])] == ["uniform"]
 
 
 def test_all_policies_spend_the_same_and_book_what_they_say(small, tmp_path):
@@ -221,4 +221,4 @@ def test_the_demo_at_smoke_scale_with_an_empty_cache_and_from_it(demo_place, cap
 def test_the_demo_at_full_scale(demo_place, capsys):
     _, folder = run_demo(demo_place, capsys)
     table = rows([next((folder / "listings" / "siesta" / name).glob("seed-0-*")) for name in ("grasp", "middle_first")])
-    assert [row.policy for row in table] == ["grasp", "middle_first"] and 45 < table[0].mean("alpha") < 65
+    assert [row.label for row in table] == ["grasp", "middle_first"] and 45 < table[0].mean("alpha") < 65

@@ -99,26 +99,38 @@ def test_the_bar_counts_updates_and_a_line_tells_what_a_session_brought(watched)
     assert told[1].startswith(f"session 2 of 4: accuracy {record['accuracy']:.2f} %, loss {record['loss']:.3f}, 5 upd")
 
 
-@pytest.mark.parametrize("options", [
-    {"stop": "patience=1,every=1,share=0.3"},
-    {"learner": "offline", "learner.passes": 3, "buffer.capacity": None},
-    {"budget.updates": 0},
-    {"budget.passes": 1.0, "budget.updates": None},
+@pytest.mark.parametrize(("options", "total"), [
+    ({"learner": "offline", "learner.passes": 3, "buffer.capacity": None}, 20),  # more updates than planned
+    ({"budget.updates": 0}, 4),
+    ({"budget.passes": 1.0, "budget.updates": None}, None),
 ])  # fmt: skip
-def test_sessions_of_any_length_fill_the_bar(small, tmp_path, options):
+def test_sessions_of_any_length_fill_the_bar_step_by_step(small, tmp_path, options, total):
     progress = Counts()
-    run(change(small, {"budget.updates": 5, **options}), tmp_path / "run", progress)
-    assert sum(progress.parts) == progress.total > 0 and min(progress.parts) > 0
+    summary = run(change(small, {"budget.updates": 5, **options}), tmp_path / "run", progress)
+    assert progress.parts == [1] * progress.total and progress.total == (total or summary["updates"])
+
+
+def test_a_session_that_ends_early_fills_the_rest_of_its_part_at_once(small, tmp_path):
+    progress = Counts()
+    options = {"budget.updates": 5, "stop": "patience=1,every=1,share=0.3"}
+    run(change(small, options), tmp_path / "run", progress)
+    done = [json.loads(line)["updates"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert 0 < sum(done) < progress.total == 20
+    assert progress.parts == [part for updates in done for part in (*[1] * updates, 5 - updates) if part]
 
 
 def test_a_run_goes_on_where_it_cannot_be_told(watched, monkeypatch):
+    tried = []
+
     def full(path, write):
+        tried.append(path)
         raise OSError("the disk is full")
 
     (watched.folder).mkdir()
     (watched.folder / "progress.json").write_text("{}")
     monkeypatch.setattr(live, "write_whole", full)
-    assert watched.go()["alpha"] is not None
+    assert watched.go()["updates"] == 20 and watched.seen == [{}] * 20
+    assert tried == [watched.folder / "progress.json"] * 21  # at the start and after each update
 
 
 def test_what_a_run_left_that_was_killed_at_once_is_its_own(watched):

@@ -234,6 +234,6 @@ def test_small(name, cache, tmp_path):
             "text" if name in TEXT_ORDERS else "miniplaces-lt" if name == "places-lt" else "tiny-imagenet-200"
         )
         if not data.is_dir():
-            pytest.skip(f"{data.name} is not at ../shared/data")
+            pytest.skip(f"needs ../shared/data/{data.name}")
         config = change(config, {"data": str(data)})
     learn(config, tmp_path / "run")

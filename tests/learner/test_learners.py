@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from graspcl.buffer import Buffer
 from graspcl.codec import Half
 from graspcl.errors import GraspError
-from graspcl.learner import Batch, Derpp, Finetune, GDumb, Offline, Optimiser, Rehearsal, Siesta, learners
+from graspcl.learner import Batch, Derpp, Optimiser, Rehearsal, Siesta, learners
 from graspcl.model import Execution, make_network, vector_network
 from graspcl.policy import Budget, policies
 from graspcl.testing import check_learner
@@ -33,9 +33,9 @@ KINDS = [("derpp", {}), ("derpp", {"teacher": True}), ("gdumb", {}), ("gdumb", {
 
 
 @pytest.mark.parametrize(("name", "parameters"), KINDS)
-@pytest.mark.parametrize("policy", ["grasp", "mir", "clib", "min_rehearsal"])
+@pytest.mark.parametrize("policy", ["grasp", "clib"])  # one that plans, one that keeps what training tells it
 def test_contract(name, parameters, policy):
-    inputs, _ = clusters()
+    inputs, _ = clusters(per_class=8)
     capacity = None if name == "offline" else 40
     check_learner(lambda: make(name, policy, capacity, Half(), **parameters), inputs)
 
@@ -311,23 +311,6 @@ def test_passes_through_the_teacher_are_booked():
         session.step()
     old = int((np.stack(session._picks) < 60).sum())
     assert session.finish().costs.training_forward == 160 + old
-
-
-# -- every learner with every policy ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("policy", policies.names())
-@pytest.mark.parametrize("kind", [Siesta, Derpp, GDumb, Finetune, Offline])
-def test_every_learner_runs_with_every_policy(kind, policy):
-    inputs, labels = clusters(per_class=10)
-    capacity = None if kind is Offline else 30
-    parameters = {"passes": 1.0} if kind is Offline else {}
-    learner = make(kind.name, policy, capacity, **parameters)
-    for part in (labels < 3, labels >= 3):
-        learner.observe(inputs[part], labels[part])
-        log = learner.rehearse(Budget(3, 8))
-        assert np.isfinite(log.losses).all()
-    assert set(learner.predict(inputs)) <= set(range(5))
 
 
 def test_texts_are_to_be_encoded_first() -> None:

@@ -16,7 +16,7 @@ TINY = Path(__file__).parents[3] / "shared/data/tiny-imagenet-200"
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not TINY.is_dir(), reason="Tiny-ImageNet is not at ../shared/data")
+@pytest.mark.skipif(not TINY.is_dir(), reason="needs ../shared/data/tiny-imagenet-200")
 def test_a_full_session_at_224_pixels_on_2000_images():
     """10 classes x 200 images through the frozen part, OPQ and a pass of rehearsal. Weights are random and 31 updates
     few, so what can be asked is little: the loss is below that of guessing, and what was seen is named above chance."""

@@ -95,15 +95,6 @@ def test_learning_from_files_equals_learning_from_their_pixels(tmp_path):
     torch.testing.assert_close(*weights, atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("policy", policies.names())
-def test_every_policy_rehearses_images(policy, tmp_path):
-    pytest.importorskip("PIL.Image", reason="needs pillow")
-    learner = make("siesta", raw=True, codec=Encoded(32), policy=policy)
-    learner.observe(files(12, tmp_path), np.arange(12) % 3)
-    log = learner.rehearse(Budget(1, 4))
-    assert np.isfinite(log.losses).all()
-
-
 @pytest.mark.parametrize("raw", [False, True])
 @pytest.mark.parametrize("policy", ["gss", "ocs", "grad_matching"])
 def test_full_gradients_of_a_convolutional_network(policy, raw):

@@ -131,7 +131,7 @@ def imagenet(batch: int, every: int) -> Iterator[tuple[torch.Tensor, torch.Tenso
             yield torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2), torch.tensor([int(row[0]) for row in part])
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason="needs the images of data/imagenet-1k-one-per-class")
+@pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data/imagenet-1k-one-per-class")
 @pytest.mark.parametrize(("every", "least"), [(5, 170), pytest.param(1, 860, marks=pytest.mark.slow)])
 def test_published_weights_recognise_imagenet(every: int, least: int) -> None:
     """Measured of all 1,000: 867, also by `direct` above; without TensorFlow's padding 800, with mean/std 764.

@@ -79,7 +79,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.skipif(not DATA.is_dir(), reason="needs the images of data/tiny-imagenet-200")
+@pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data/tiny-imagenet-200")
 def test_learns_ten_classes_of_photographs() -> None:
     x, y = tiny_imagenet("train", every=20)
     net = veridical(small_network(classes=10, generator=seeded()), unfreeze=True)

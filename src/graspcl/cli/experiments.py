@@ -72,6 +72,7 @@ def demo(
     from graspcl.experiment.prepare import fit_to_data
     from graspcl.experiment.run_samples import open_samples
     from graspcl.report import comparison, gather, rows, write_page
+    from graspcl.report.measures import plural
 
     if data is not None and not text:
         raise GraspError("--data needs --text; to learn your own images use `graspcl run PRESET --data PATH`")
@@ -86,7 +87,7 @@ def demo(
                 named = {"data.path": data, "data.text": text_column, "data.label": label_column}
                 settings = fit_to_data(change(settings, named))
             configs = grid(settings, policies, seeds=str(seeds))
-            outcome = run_all(configs, folder, bars, processes, f"{settings.name}: {len(configs)} runs")
+            outcome = run_all(configs, folder, bars, processes, f"{settings.name}: {plural(len(configs), 'run')}")
             for path, reason in outcome.failed.items():
                 raise GraspError(f"{path}: {reason}")
             title = about(name)["title"] if data is None else f"{data}, {settings.data.classes} classes"
@@ -161,6 +162,7 @@ def sweep(
     from graspcl.experiment import make_workers
     from graspcl.experiment import sweep as run_all
     from graspcl.report import sweep_table
+    from graspcl.report.measures import plural
 
     decided = {"policy": "--policies", "seed": "--seeds", "checkpoint.keep": "a sweep, which keeps no states,"}
     if learners:
@@ -179,12 +181,12 @@ def sweep(
     configs = grid(config, policies, learners, seeds, updates, buffer)
     console = Console()
     with Bars(console) as bars, make_workers(workers, plugin) as processes:
-        outcome = run_all(configs, out, bars, processes, f"{config.name}: {len(configs)} runs")
+        outcome = run_all(configs, out, bars, processes, f"{config.name}: {plural(len(configs), 'run')}")
     if outcome.finished:
         console.print(sweep_table(config.name, outcome.finished, width=console.width))
     for path, reason in outcome.failed.items():
         console.print(f"[red]failed[/red] {escape(f'{path}: {reason}')}", soft_wrap=True)
-    counts = f"{len(outcome.finished)} runs finished, {len(outcome.failed)} failed"
+    counts = f"{plural(len(outcome.finished), 'run')} finished, {len(outcome.failed)} failed"
     console.print(f"{counts}: {out / config.folder}", soft_wrap=True)
     if outcome.failed:
         raise SystemExit(1)

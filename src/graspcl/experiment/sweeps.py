@@ -57,7 +57,7 @@ def sweep(
         except GraspError as error:  # a damaged folder
             reasons[path] = str(error)
     if finished := [*reasons.values()].count(""):
-        progress.note(f"{finished} runs were finished before")
+        progress.note(f"{finished} of {len(wanted)} runs were finished before")
     if waiting := {path: config for path, config in wanted.items() if path not in reasons}:
         cache, first = PreparedCache(), next(iter(waiting.values()))
         if not first.base.trains:

@@ -15,6 +15,7 @@ from graspcl.metric import interval
 
 NONE = "–"  # shown where there is no value
 LABEL = 44  # most characters of a method's label in figures
+MIN_SEEDS = 3  # to draw intervals and to name a best: two seeds have an interval of ± 13 standard errors
 
 # Tables that show measures: two of the report, the paper's form, two of the terminal, and a run session by session.
 TableName = Literal["summary", "costs", "paper", "sweep", "demo", "session"]

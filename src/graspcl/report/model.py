@@ -62,8 +62,6 @@ class Group:
     def label(self) -> str:
         return self.method.label
 
-    policy = label  # earlier name
-
     @property
     def finished(self) -> bool:
         return self.runs[0].finished

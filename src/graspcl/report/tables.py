@@ -10,7 +10,7 @@ from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
-from graspcl.report.measures import NONE, Mean, Measure, measures, p_text, plural, significant
+from graspcl.report.measures import MIN_SEEDS, NONE, Mean, Measure, measures, p_text, plural, significant
 from graspcl.report.model import Condition, Difference, Experiment, Group
 from graspcl.report.read import Run, differing, flatten, number
 
@@ -172,7 +172,9 @@ def comparison_table(experiment: Experiment, name: Literal["summary", "sweep", "
             fields += _difference_fields(experiment, tested)
     most = max(seeds, default=0)
     over = f"{'Up to ' if len(seeds) > 1 else ''}{plural(most, 'seed')}{f': {INTERVAL}' if most > 1 else ''}"
-    captions = [f"{over}; bold: the best at the same budget and buffer."]
+    where = "at the same budget and buffer"
+    few = f"ahead {where}; fewer than {MIN_SEEDS} seeds do not show which is best"
+    captions = [f"{over}; bold: {f'the best {where}' if most >= MIN_SEEDS else few}."]
     if differences:
         counts = {difference.seeds for difference in differences} | {d.tested for d in differences if d.tested}
         common = f" over {plural(counts.pop(), 'seed')}" if len(counts) == 1 else ""

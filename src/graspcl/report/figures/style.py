@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from graspcl.checks import Array
-from graspcl.report.measures import LABEL, Mean, plural, shorten
+from graspcl.report.measures import LABEL, MIN_SEEDS, Mean, plural, shorten
 from graspcl.report.model import Experiment, Group, Method
 
 Trace = dict[str, Any]
@@ -23,7 +23,6 @@ _DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 _PATTERNS = ("", "/", "x", "-", ".", "\\", "+", "|")  # of bars, one each time all colours have been used
 _MARKERS = ("circle", "square", "diamond", "triangle-up", "x", "star", "triangle-down", "cross")
 BAND = "±: half of the 95 % t-interval over seeds, drawn for at least 3."
-_MIN_SEEDS = 3  # two seeds have an interval of ± 13 standard errors, which would hide the curves
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ def error_bars(halves: ArrayLike) -> Trace:
 
 def drawn_half(group: Group, key: str) -> float:
     """Return half of the interval of a measure; NaN for fewer than three seeds."""
-    return group.over_seeds(key).half if len(group.values.get(key, [])) >= _MIN_SEEDS else float("nan")
+    return group.over_seeds(key).half if len(group.values.get(key, [])) >= MIN_SEEDS else float("nan")
 
 
 def line_with_band(
@@ -145,7 +144,7 @@ def padded(curve: Array, length: int) -> Array:
 @cache
 def _half_per_std(n: int) -> float:
     """Return half of the 95 % t-interval of n values with standard deviation 1."""
-    if n < _MIN_SEEDS:
+    if n < MIN_SEEDS:
         return float("nan")
     found = Mean.of(range(n))
     return found.half / found.std
