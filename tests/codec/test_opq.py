@@ -121,6 +121,29 @@ def test_at_most_samples_vectors_train_chosen_by_the_seed() -> None:
     assert torch.equal(few[0], few[1]) and not torch.equal(few[0], few[2])
 
 
+def test_the_seed_chooses_the_vectors_that_train() -> None:
+    """With as many vectors as centroids, every vector that trains becomes a centroid, and no other is coded exactly."""
+    inputs, chosen = latents(200, 4), []
+    for seed in (0, 0, 1):
+        codec = OPQ(1, 16, iterations=1, samples=16, seed=seed).fit(inputs)
+        exact = (codec.decode(codec.encode(inputs)) - inputs).norm(dim=1) < 1e-3
+        chosen.append(exact.nonzero().flatten().tolist())
+        assert len(chosen[-1]) == 16
+    assert chosen[0] == chosen[1] != chosen[2]
+    assert len(set(chosen[0]) & set(range(16))) < 16  # not just the first
+
+
+def test_the_seed_starts_the_centroids() -> None:
+    """Where all vectors train, the seed still decides where both rotation and centroids start."""
+    inputs = latents(300, 8)
+    for part in ("rotation", "centroids"):
+        zero, again, one = (OPQ(2, 16, iterations=2, seed=s).fit(inputs).state_dict()[part] for s in (0, 0, 1))
+        assert torch.equal(zero, again) and not torch.equal(zero, one)
+    # One codebook needs no rotation of its own, so this is the centroids' start alone.
+    zero, one = (OPQ(1, 16, iterations=1, seed=s).fit(inputs).state_dict()["centroids"] for s in (0, 1))
+    assert not torch.equal(zero, one)
+
+
 def test_more_codebooks_lose_less() -> None:
     inputs = latents(1500, 16)
     losses = [(c.decode(c.encode(inputs)) - inputs).square().mean() for c in (trained(m, 16, 16) for m in (1, 4, 16))]

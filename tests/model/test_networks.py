@@ -44,6 +44,23 @@ def test_every_name_makes_its_network(name: str) -> None:
     assert net.head.classes == 3 and net.head.sigma.item() == 4.0  # a whole number from a settings file is a scale too
 
 
+@pytest.mark.parametrize(
+    ("name", "frozen", "plastic"),
+    [
+        ("mobilenet_v3_large", (1e-3, 0.01), (8, 1e-3)),
+        ("mobilevit_s", (1e-5, 0.1), (16, 1e-5)),
+        ("small", (1e-5, 0.1), (8, 1e-5)),
+    ],
+)
+def test_norms_are_those_of_the_reference(name: str, frozen: tuple[float, float], plastic: tuple[int, float]) -> None:
+    """eps and momentum of BatchNorm in the frozen part, groups and eps of GroupNorm in the plastic one."""
+    net = make_network(name, generator=seeded())
+    batch = [part for part in net.frozen.modules() if isinstance(part, torch.nn.BatchNorm2d)]
+    group = [part for part in net.plastic.modules() if isinstance(part, torch.nn.GroupNorm)]
+    assert {(part.eps, part.momentum) for part in batch} == {frozen}
+    assert {(part.num_groups, part.eps) for part in group} == {plastic}
+
+
 def test_options_reach_the_network() -> None:
     a = make_network("small", classes=2, generator=seeded(3), split=0).state_dict()
     b = small_network(classes=2, generator=seeded(3), split=0).state_dict()
