@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from graspcl.codec import OPQ
+from graspcl.codec import OPQ, codecs
 from graspcl.errors import GraspError, MissingExtra
 from graspcl.testing.common import seeded
 
@@ -143,6 +143,16 @@ def test_the_seed_starts_the_centroids() -> None:
     every = torch.arange(16, dtype=torch.uint8)[:, None]
     zero, one = (OPQ(1, 16, iterations=1, seed=s).fit(inputs).decode(every) for s in (0, 1))
     assert (zero - one).abs().max() > 0.1
+
+
+def test_every_parameter_trains_other_tables() -> None:
+    changes = {"codebooks": 4, "size": 8, "iterations": 4, "samples": 100, "seed": 1}
+    assert codecs.parameters("opq").keys() == changes.keys()
+    start, inputs = {"codebooks": 2, "size": 16, "iterations": 1, "samples": 200}, latents(300, 8)
+    before = OPQ(**start).fit(inputs).state_dict()
+    for name, value in changes.items():
+        after = OPQ(**{**start, name: value}).fit(inputs).state_dict()
+        assert not any(torch.equal(before[table], after[table]) for table in ("rotation", "centroids")), name
 
 
 def test_more_codebooks_lose_less() -> None:

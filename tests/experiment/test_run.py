@@ -8,10 +8,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from graspcl import machine
 from graspcl.cache import lock
 from graspcl.data import Samples
 from graspcl.errors import GraspError
-from graspcl.experiment import run
+from graspcl.experiment import encoding, run
 from graspcl.experiment.measure import arrivals
 from graspcl.experiment.prepare import PreparedCache, _stamp, arrange, open_data, prepare
 from graspcl.experiment.pretraining import build_network
@@ -78,15 +79,15 @@ def test_weights_from_elsewhere_have_no_codec_and_no_classes(small, tmp_path):
         assert run(change(small, options), tmp_path / "runs" / name)["alpha"] > 30
 
 
-def test_latents_of_another_precision_are_not_taken(small, monkeypatch):
+def test_latents_and_codes_of_another_precision_are_not_taken(small, monkeypatch):
     """Of a network whose frozen part multiplies, bf16 latents differ; the cache must not mix them."""
-    keys = []
-    from graspcl.experiment import encoding
-
-    real = encoding.cached_rows
+    keys, real = [], encoding.cached_rows
+    monkeypatch.setattr(machine, "can_bf16", lambda: None)  # it tries it out; nothing is multiplied here
     monkeypatch.setattr(encoding, "cached_rows", lambda key, *rest: (keys.append(key), real(key, *rest))[1])
-    prepare(small, Silent())
-    assert all("fp32-cpu" in key for key in keys if key.startswith("latents"))
+    for precision in ("fp32", "bf16", "fp32"):
+        prepare(change(small, {"execution.precision": precision}), Silent())
+    assert [key.partition("/")[0] for key in keys] == ["latents", "codes"] * 3
+    assert keys[:2] == keys[4:] and not {*keys[:2]} & {*keys[2:4]}
 
 
 def test_a_network_that_cannot_take_the_data_is_refused(small, tmp_path):
