@@ -41,7 +41,8 @@ PATIENCE = {"stop.patience": 1, "stop.every": 1, "stop.share": 0.3}
 BASE = {"base.optimiser.name": "sgd", "base.optimiser.lr": 0.5}
 OPQ = {"codec.name": "opq", "codec.codebooks": 2, "codec.size": 8, "codec.iterations": 1}
 
-# Another value of each setting, and what else must be set for it to matter.
+# Another value of each setting, and what else must be set for it to matter. A setting that is used twice must matter
+# in both places: the sessions' optimiser is changed where the base has one of its own.
 CHANGES = {
     "policy": ("uniform", VECTORS),
     "policy.eps": (10.0, {**VECTORS, "policy.name": "grasp"}),
@@ -89,14 +90,14 @@ CHANGES = {
     "buffer.maintenance.per_class": (5, {**VECTORS, "buffer.maintenance.name": "ring", "buffer.capacity": 120}),
     "budget.updates": (4, VECTORS),
     "budget.passes": (0.6, {**VECTORS, **PASSES}),
-    "budget.batch_size": (9, VECTORS),
+    "budget.batch_size": (9, {**VECTORS, "base.passes": 0.0}),
     "budget.times": (2.0, VECTORS),
-    "optimiser.name": ("adamw", VECTORS),
-    "optimiser.lr": (0.1, VECTORS),
-    "optimiser.momentum": (0.1, VECTORS),
-    "optimiser.weight_decay": (0.1, VECTORS),
-    "optimiser.layer_decay": (0.1, VECTORS),
-    "optimiser.schedule": ("constant", {**VECTORS, "budget.updates": 4}),
+    "optimiser.name": ("adamw", {**VECTORS, **BASE}),
+    "optimiser.lr": (0.1, {**VECTORS, **BASE}),
+    "optimiser.momentum": (0.1, {**VECTORS, **BASE}),
+    "optimiser.weight_decay": (0.1, {**VECTORS, **BASE}),
+    "optimiser.layer_decay": (0.1, {**VECTORS, **BASE}),
+    "optimiser.schedule": ("constant", {**VECTORS, **BASE, "budget.updates": 4}),
     "stop.patience": (3, {**VECTORS, **PATIENCE, "optimiser.lr": 1e-9}),
     "stop.every": (2, {**VECTORS, **PATIENCE, "optimiser.lr": 1e-9}),
     "stop.share": (0.6, {**VECTORS, **PATIENCE}),

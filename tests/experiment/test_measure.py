@@ -9,9 +9,13 @@ import torch
 from graspcl.buffer import Buffer
 from graspcl.experiment import run
 from graspcl.experiment.measure import DriftMeter, HeldOut, TestSet, stored_distances
+from graspcl.experiment.prepare import learn_base, prepare
 from graspcl.learner import Rehearsal, Siesta
 from graspcl.model import vector_network
 from graspcl.policy import Budget, Session, prototype_distances
+from graspcl.policy.grasp import Grasp
+from graspcl.policy.uniform import UniformBalanced
+from graspcl.progress import Silent
 from graspcl.settings import change
 from graspcl.settings.config import StopConfig
 
@@ -83,6 +87,23 @@ def test_sessions_of_all_learners_are_equally_long_in_a_buffer_of_bytes(small, t
     assert siesta["updates"] == derpp["updates"] == round(183 / 8)
     with np.load(runs["siesta"] / "plans" / "session-1.npz") as plan:
         assert plan["picks"].shape == (23, 8)
+
+
+def test_the_base_is_rehearsed_uniformly_with_its_own_budget_and_optimiser(small, tmp_path, monkeypatch):
+    options = {"base.passes": 0.5, "budget.batch_size": 8, "base.optimiser.lr": 0.3, "learner": "siesta"}
+    config = change(small, options)
+    prepared = prepare(config, Silent())
+    learner, seen, real = prepared.new_learner(config), [], Siesta.rehearse
+
+    def rehearse(learner, budget):
+        seen.append((budget, learner.policy, learner.optimiser.lr, len(learner.buffer)))
+        return real(learner, budget)
+
+    monkeypatch.setattr(Siesta, "rehearse", rehearse)
+    learn_base(config, prepared, learner, tmp_path, Silent())
+    assert seen == [(Budget(10, 8), UniformBalanced(replace=False), 0.3, 160)]
+    assert learner.policy == Grasp() and learner.optimiser.lr == 1.6  # those of the stream
+    assert learner.buffer.ids.tolist() == prepared.stream.base.tolist()
 
 
 def test_the_bytes_of_a_run_are_those_of_its_largest_session(small, tmp_path):
