@@ -8,7 +8,7 @@ import torch
 
 from graspcl.buffer import Buffer
 from graspcl.experiment import run
-from graspcl.experiment.measure import DriftMeter, HeldOut, TestSet, stored_distances
+from graspcl.experiment.measure import DriftMeter, HeldOut, TestSet, session_budget, stored_distances
 from graspcl.experiment.prepare import learn_base, prepare
 from graspcl.learner import Rehearsal, Siesta
 from graspcl.model import vector_network
@@ -17,7 +17,7 @@ from graspcl.policy.grasp import Grasp
 from graspcl.policy.uniform import UniformBalanced
 from graspcl.progress import Silent
 from graspcl.settings import change
-from graspcl.settings.config import StopConfig
+from graspcl.settings.config import BudgetConfig, StopConfig
 
 
 @pytest.fixture
@@ -72,6 +72,22 @@ def test_a_share_of_what_arrives_is_held_out_but_never_the_first_of_a_class():
 
 
 # -- what a session may spend ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "seen", "fits", "updates"),
+    [
+        (BudgetConfig(updates=10, batch_size=8, times=0.5), 100, None, 5),
+        (BudgetConfig(updates=1, batch_size=8, times=0.1), 100, None, 1),  # never none because of rounding
+        (BudgetConfig(updates=0, batch_size=8), 100, None, 0),
+        (BudgetConfig(passes=2.0, batch_size=8, times=3.0), 100, 40, 30),
+        (BudgetConfig(passes=2.0, batch_size=8), 24, 40, 6),
+        (BudgetConfig(passes=2.0, batch_size=8), 100, None, 25),
+        (BudgetConfig(passes=0.0, batch_size=8), 100, None, 0),
+    ],
+)
+def test_a_session_may_spend_updates_or_passes_over_what_fits(settings, seen, fits, updates):
+    assert session_budget(settings, seen, fits) == Budget(updates, 8)
 
 
 def test_sessions_of_all_learners_are_equally_long_in_a_buffer_of_bytes(small, tmp_path):
