@@ -130,6 +130,14 @@ def test_the_bytes_of_a_run_are_those_of_its_largest_session(small, tmp_path):
     assert sizes[0] == sizes[1] > sizes[2] and summary["buffer_bytes"] == sizes[0]
 
 
+def test_held_out_samples_count_as_stored_bytes(small, tmp_path):
+    options = {"stop": "patience=1,share=0.3", "buffer": "none", "stream.sessions": 1, "base.passes": 0.1}
+    run(change(small, {**options, "budget.updates": 1}), tmp_path / "run")
+    (record,) = metrics(tmp_path / "run")
+    assert record["stored"] < 480 * 0.85  # of 160 base samples and 320 that arrive
+    assert record["buffer_bytes"] >= 480 * (256 * 2 + 32)
+
+
 def test_patience_goes_on_where_a_run_was_stopped(small, tmp_path, monkeypatch):
     """At a rate of almost 0 no evaluation is better than the first, so the third ends a session."""
     options = {"stop": "patience=2,every=1,share=0.2", "optimiser.lr": 1e-12, "base.passes": 0.1, "budget.updates": 8}

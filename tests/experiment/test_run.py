@@ -13,6 +13,7 @@ from graspcl.cache import lock
 from graspcl.data import Samples
 from graspcl.errors import GraspError
 from graspcl.experiment import encoding, run
+from graspcl.experiment import prepare as preparing
 from graspcl.experiment.measure import arrivals
 from graspcl.experiment.prepare import PreparedCache, _stamp, arrange, open_data, prepare
 from graspcl.experiment.pretraining import build_network
@@ -88,6 +89,23 @@ def test_latents_and_codes_of_another_precision_are_not_taken(small, monkeypatch
         prepare(change(small, {"execution.precision": precision}), Silent())
     assert [key.partition("/")[0] for key in keys] == ["latents", "codes"] * 3
     assert keys[:2] == keys[4:] and not {*keys[:2]} & {*keys[2:4]}
+
+
+@pytest.mark.parametrize("base_classes", [4, 0])
+def test_a_codec_learns_from_the_base_or_else_from_the_first_session(small, monkeypatch, base_classes):
+    real, given = preparing.encode_samples, []
+    monkeypatch.setattr(preparing, "encode_samples", lambda *what: (given.append(what[3]), real(*what))[1])
+    stream = prepare(change(small, {"stream.base_classes": base_classes}), Silent()).stream
+    assert given[0].tolist() == (stream.base if base_classes else stream.sessions[0]).tolist()
+
+
+def test_plans_name_samples_by_their_place_in_the_data(small, tmp_path):
+    config = change(small, {"stream.sessions": 2, "budget.updates": 2, "base.passes": 0.1, "buffer": "none"})
+    run(config, tmp_path / "run")
+    stream, labels = arrange(config, *open_data(config)), open_data(config)[0].labels
+    with np.load(tmp_path / "run" / "plans" / "session-1.npz") as plan:
+        assert plan["ids"].tolist() == [*stream.base, *stream.sessions[0]]
+        assert plan["labels"].tolist() == labels[plan["ids"]].tolist()
 
 
 def test_a_network_that_cannot_take_the_data_is_refused(small, tmp_path):
