@@ -11,10 +11,11 @@ import torch
 from killing import make_photos, timeless, unequal
 from made_up import Clusters
 
+from graspcl.codec import Identity
 from graspcl.data import data_sources
 from graspcl.experiment import encoding, prepare, pretraining, run, runner
 from graspcl.experiment.prepare import PreparedCache, arrange, build_network, make_learner, open_data
-from graspcl.model import Execution, SplitNetwork, networks, vector_network
+from graspcl.model import CosineHead, Execution, SplitNetwork, build, networks, vector_network
 from graspcl.pretrain import save_weights
 from graspcl.progress import Silent
 from graspcl.settings import from_plain
@@ -206,6 +207,27 @@ def test_another_value_makes_another_run(name, place, outcome):
 @pytest.mark.parametrize(("name", "value"), [("name", "another"), ("checkpoint.seconds", 0.0)])
 def test_what_decides_no_result_leaves_the_same(name, value, place, outcome):
     assert not unequal(outcome(settings(place, VECTORS)), outcome(settings(place, VECTORS, {name: value})))
+
+
+@pytest.mark.parametrize(("pixels", "stride"), [(32, 1), (64, 2)])
+def test_a_network_is_made_for_the_size_of_the_images(pixels, stride):
+    network = build_network(from_plain({**PHOTOS, "data.pixels": pixels}))
+    assert network.frozen.stage0.reduce.conv.stride == (stride, stride)
+
+
+@pytest.mark.parametrize("reads", ["images", "texts"])
+def test_veridical_rehearsal_trains_all_of_a_network_for_texts(reads, monkeypatch):
+    def layers(classes: int = 0, *, generator: torch.Generator) -> SplitNetwork:
+        frozen, plastic = (build(lambda: torch.nn.Linear(4, 4), generator) for _ in range(2))
+        return SplitNetwork(frozen, plastic, CosineHead(4, classes, generator=generator))
+
+    networks.names()
+    monkeypatch.setitem(networks._parts, "layers", layers)
+    monkeypatch.setitem(networks._declared, "layers", {"reads": reads})
+    config = from_plain({"network": "layers", "rehearsal": "veridical"})
+    network = build_network(config)
+    learner = make_learner(config, network, Identity(), 2)
+    assert learner.network.veridical and network.frozen.weight.requires_grad == (reads == "texts")
 
 
 def test_the_execution_reaches_network_and_learner(monkeypatch):

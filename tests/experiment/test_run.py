@@ -99,6 +99,15 @@ def test_a_codec_learns_from_the_base_or_else_from_the_first_session(small, monk
     assert given[0].tolist() == (stream.base if base_classes else stream.sessions[0]).tolist()
 
 
+def test_samples_are_reduced_to_so_many_of_a_class(small):
+    options = {"data.classes": 9, "data.per_class": 7, "data.test_per_class": 3}
+    samples, order = open_data(change(small, options))
+    assert np.bincount(samples.labels[samples.train]).tolist() == [7] * 9
+    assert np.bincount(samples.labels[samples.test]).tolist() == [3] * 9
+    whole, its_order = open_data(small)
+    assert [samples.classes[label] for label in order] == [whole.classes[label] for label in its_order[:9]]
+
+
 def test_plans_name_samples_by_their_place_in_the_data(small, tmp_path):
     config = change(small, {"stream.sessions": 2, "budget.updates": 2, "base.passes": 0.1, "buffer": "none"})
     run(config, tmp_path / "run")
