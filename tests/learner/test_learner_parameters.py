@@ -57,3 +57,16 @@ def test_what_every_learner_takes_reaches_it(name, given):
 
     (before, losses), (after, others) = picks(), picks(**given)
     assert losses != others and (before == after) == ("optimiser" in given)
+
+
+@pytest.mark.parametrize("name", [name for name in learners.names() if not learners.get(name).unbounded])
+def test_new_samples_keep_their_ids_and_exceed_the_capacity_only_where_they_wait_for_a_session(name):
+    network = vector_network(6, hidden=8, embedding=5, generator=torch.Generator().manual_seed(0))
+    kind, ids, seen = learners.get(name), 100 + np.arange(40), []
+    learner = kind(network, Buffer(30, columns=kind.columns(4)))
+    learner.observe(INPUTS, LABELS, ids)
+    stored = learner.buffer.ids
+    assert len(stored) == (40 if kind.offline else 30) and set(stored) <= set(ids)
+    assert learner.buffer.labels.tolist() == LABELS[stored - 100].tolist()
+    learner.rehearse(Budget(3, 8), on_step=lambda session: seen.append(session.updates))
+    assert len(learner.buffer) <= 30 and seen == [1, 2, 3]
