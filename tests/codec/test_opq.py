@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from graspcl.codec import OPQ
+from graspcl.codec import OPQ, codecs
 from graspcl.errors import GraspError, MissingExtra
 from graspcl.testing.common import seeded
 
@@ -119,6 +119,40 @@ def test_at_most_samples_vectors_train_chosen_by_the_seed() -> None:
     inputs = latents(500, 8)
     few = [OPQ(2, 16, iterations=2, samples=100, seed=s).fit(inputs).state_dict()["centroids"] for s in (0, 0, 1)]
     assert torch.equal(few[0], few[1]) and not torch.equal(few[0], few[2])
+
+
+def test_the_seed_chooses_the_vectors_that_train() -> None:
+    """With as many vectors as centroids, every vector that trains becomes a centroid, and no other is coded exactly."""
+    inputs, chosen = latents(200, 4), []
+    for seed in (0, 0, 1):
+        codec = OPQ(1, 16, iterations=1, samples=16, seed=seed).fit(inputs)
+        exact = (codec.decode(codec.encode(inputs)) - inputs).norm(dim=1) < 1e-3
+        chosen.append(exact.nonzero().flatten().tolist())
+        assert len(chosen[-1]) == 16
+    assert chosen[0] == chosen[1] != chosen[2]
+    assert len(set(chosen[0]) & set(range(16))) < 16  # not just the first
+
+
+def test_the_seed_starts_the_centroids() -> None:
+    """Where all vectors train, the seed still decides where both rotation and centroids start."""
+    inputs = latents(300, 8)
+    for part in ("rotation", "centroids"):
+        zero, again, one = (OPQ(2, 16, iterations=2, seed=s).fit(inputs).state_dict()[part] for s in (0, 0, 1))
+        assert torch.equal(zero, again) and not torch.equal(zero, one)
+    # A rotation moves no vector relative to others, so decoded, one codebook shows the centroids' own start.
+    every = torch.arange(16, dtype=torch.uint8)[:, None]
+    zero, one = (OPQ(1, 16, iterations=1, seed=s).fit(inputs).decode(every) for s in (0, 1))
+    assert (zero - one).abs().max() > 0.1
+
+
+def test_every_parameter_trains_other_tables() -> None:
+    changes = {"codebooks": 4, "size": 8, "iterations": 4, "samples": 100, "seed": 1}
+    assert codecs.parameters("opq").keys() == changes.keys()
+    start, inputs = {"codebooks": 2, "size": 16, "iterations": 1, "samples": 200}, latents(300, 8)
+    before = OPQ(**start).fit(inputs).state_dict()
+    for name, value in changes.items():
+        after = OPQ(**{**start, name: value}).fit(inputs).state_dict()
+        assert not any(torch.equal(before[table], after[table]) for table in ("rotation", "centroids")), name
 
 
 def test_more_codebooks_lose_less() -> None:

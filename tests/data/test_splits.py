@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from picture_files import pack, write
 
 from graspcl.data import ImageFolder, Samples, Subset
+from graspcl.data.splits import held_out
 from graspcl.errors import GraspError
 
 SIZES = {"ant": (6, 2), "bat": (3, 1), "cow": (1, 0), "dog": (9, 5)}  # to train on, to test on
@@ -169,3 +170,12 @@ def test_images_are_those_of_the_source(tmp_path: Path, zipped: bool) -> None:
     for ask in (some.read, some.read_some, some.encoded_some):
         with pytest.raises(GraspError, match=r"must lie in 0\.\.9"):
             ask([10])
+
+
+@pytest.mark.parametrize(
+    ("size", "share", "number"), [(16, 0.1, 2), (14, 0.1, 1), (4, 0.1, 1), (16, 0.0, 0), (2, 0.9, 1)]
+)
+def test_a_share_of_a_class_is_rounded_to_the_nearest_number(size: int, share: float, number: int) -> None:
+    labels, keys = np.repeat([0, 1], [size, 30]), np.arange(size + 30)[::-1].copy()
+    chosen = held_out(labels, keys, share)
+    assert chosen[:size].sum() == number and chosen[size - number : size].all()  # those with the smallest keys

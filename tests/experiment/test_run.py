@@ -8,10 +8,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from graspcl import machine
 from graspcl.cache import lock
 from graspcl.data import Samples
 from graspcl.errors import GraspError
-from graspcl.experiment import run
+from graspcl.experiment import encoding, run
+from graspcl.experiment import prepare as preparing
 from graspcl.experiment.measure import arrivals
 from graspcl.experiment.prepare import PreparedCache, _stamp, arrange, open_data, prepare
 from graspcl.experiment.pretraining import build_network
@@ -78,15 +80,41 @@ def test_weights_from_elsewhere_have_no_codec_and_no_classes(small, tmp_path):
         assert run(change(small, options), tmp_path / "runs" / name)["alpha"] > 30
 
 
-def test_latents_of_another_precision_are_not_taken(small, monkeypatch):
+def test_latents_and_codes_of_another_precision_are_not_taken(small, monkeypatch):
     """Of a network whose frozen part multiplies, bf16 latents differ; the cache must not mix them."""
-    keys = []
-    from graspcl.experiment import encoding
-
-    real = encoding.cached_rows
+    keys, real = [], encoding.cached_rows
+    monkeypatch.setattr(machine, "can_bf16", lambda: None)  # it tries it out; nothing is multiplied here
     monkeypatch.setattr(encoding, "cached_rows", lambda key, *rest: (keys.append(key), real(key, *rest))[1])
-    prepare(small, Silent())
-    assert all("fp32-cpu" in key for key in keys if key.startswith("latents"))
+    for precision in ("fp32", "bf16", "fp32"):
+        prepare(change(small, {"execution.precision": precision}), Silent())
+    assert [key.partition("/")[0] for key in keys] == ["latents", "codes"] * 3
+    assert keys[:2] == keys[4:] and not {*keys[:2]} & {*keys[2:4]}
+
+
+@pytest.mark.parametrize("base_classes", [4, 0])
+def test_a_codec_learns_from_the_base_or_else_from_the_first_session(small, monkeypatch, base_classes):
+    real, given = preparing.encode_samples, []
+    monkeypatch.setattr(preparing, "encode_samples", lambda *what: (given.append(what[3]), real(*what))[1])
+    stream = prepare(change(small, {"stream.base_classes": base_classes}), Silent()).stream
+    assert given[0].tolist() == (stream.base if base_classes else stream.sessions[0]).tolist()
+
+
+def test_samples_are_reduced_to_so_many_of_a_class(small):
+    options = {"data.classes": 9, "data.per_class": 7, "data.test_per_class": 3}
+    samples, order = open_data(change(small, options))
+    assert np.bincount(samples.labels[samples.train]).tolist() == [7] * 9
+    assert np.bincount(samples.labels[samples.test]).tolist() == [3] * 9
+    whole, its_order = open_data(small)
+    assert [samples.classes[label] for label in order] == [whole.classes[label] for label in its_order[:9]]
+
+
+def test_plans_name_samples_by_their_place_in_the_data(small, tmp_path):
+    config = change(small, {"stream.sessions": 2, "budget.updates": 2, "base.passes": 0.1, "buffer": "none"})
+    run(config, tmp_path / "run")
+    stream, labels = arrange(config, *open_data(config)), open_data(config)[0].labels
+    with np.load(tmp_path / "run" / "plans" / "session-1.npz") as plan:
+        assert plan["ids"].tolist() == [*stream.base, *stream.sessions[0]]
+        assert plan["labels"].tolist() == labels[plan["ids"]].tolist()
 
 
 def test_a_network_that_cannot_take_the_data_is_refused(small, tmp_path):

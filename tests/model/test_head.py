@@ -74,6 +74,16 @@ def test_equal_seeds_grow_equal_rows() -> None:
     assert torch.equal(a.weight, b.weight) and torch.equal(a.bias, b.bias)
 
 
+def test_reset_draws_rows_again_and_returns_to_the_initial_scale() -> None:
+    head, other = (CosineHead(5, classes=3, generator=seeded(), scale=scale) for scale in (4.0, 4.0))
+    with torch.no_grad():
+        other.sigma.fill_(9.0)
+    head.load_state_dict(other.state_dict())  # a learned scale, as in a resumed run
+    rows = head.weight.detach().clone()
+    head.reset()
+    assert head.sigma.item() == 4.0 and head.classes == 3 and not torch.equal(head.weight, rows)
+
+
 def test_set_rows_writes_in_place() -> None:
     head = CosineHead(4, classes=5, generator=seeded())
     before, weight = head.weight.detach().clone(), head.weight

@@ -44,6 +44,42 @@ def test_every_name_makes_its_network(name: str) -> None:
     assert net.head.classes == 3 and net.head.sigma.item() == 4.0  # a whole number from a settings file is a scale too
 
 
+@pytest.mark.parametrize(
+    ("name", "frozen", "plastic"),
+    [
+        ("mobilenet_v3_large", (1e-3, 0.01), (8, 1e-3)),
+        ("mobilevit_s", (1e-5, 0.1), (16, 1e-5)),
+        ("small", (1e-5, 0.1), (8, 1e-5)),
+    ],
+)
+def test_norms_are_those_of_the_reference(name: str, frozen: tuple[float, float], plastic: tuple[int, float]) -> None:
+    """eps and momentum of BatchNorm in the frozen part, groups and eps of GroupNorm in the plastic one."""
+    net = make_network(name, generator=seeded())
+    batch = [part for part in net.frozen.modules() if isinstance(part, torch.nn.BatchNorm2d)]
+    group = [part for part in net.plastic.modules() if isinstance(part, torch.nn.GroupNorm)]
+    assert {(part.eps, part.momentum) for part in batch} == {frozen}
+    assert {(part.num_groups, part.eps) for part in group} == {plastic}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "changes"),
+    [
+        ("mobilenet_v3_large", {}, {"split": 10, "scale": 3.0}),
+        ("mobilevit_s", {}, {"split": 9, "frozen_norm": "group", "dropout": 0.3, "scale": 3.0}),
+        ("small", {}, {"pixels": 32, "split": 2, "embedding": 64, "dropout": 0.3, "scale": 3.0}),
+        ("vector", {"dim": 6}, {"dim": 7, "hidden": 5, "embedding": 5, "dropout": 0.3, "scale": 3.0}),
+    ],
+)
+def test_every_option_makes_another_network(name: str, options: dict[str, Any], changes: dict[str, Any]) -> None:
+    assert networks.parameters(name).keys() == changes.keys()
+
+    def made(**more: Any) -> tuple[str, float]:
+        net = make_network(name, generator=seeded(), **{**options, **more})
+        return str(net), net.head.sigma.item()
+
+    assert all(made() != made(**{option: value}) for option, value in changes.items())
+
+
 def test_options_reach_the_network() -> None:
     a = make_network("small", classes=2, generator=seeded(3), split=0).state_dict()
     b = small_network(classes=2, generator=seeded(3), split=0).state_dict()

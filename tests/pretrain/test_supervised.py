@@ -96,6 +96,25 @@ def test_defaults_are_those_of_the_reference() -> None:
     assert (s.mix, s.mixup_share, s.mixup_alpha, s.cutmix_alpha) == (1.0, 0.4, 0.1, 1.0)
 
 
+def test_batches_are_mixed_by_the_method_and_parameter_that_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    import graspcl.pretrain.supervised as module
+
+    used: list[tuple[str, float]] = []
+    for name in ("mixup", "cutmix"):
+        real = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *a, name=name, real=real: (used.append((name, a[3])), real(*a))[1])
+
+    def mixed(**changes) -> list[tuple[str, float]]:
+        used.clear()
+        trainer(epochs=1, mixup_alpha=0.3, cutmix_alpha=0.7, **changes).run()
+        return list(used)
+
+    assert mixed(mixup_share=1.0) == [("mixup", 0.3)] * 3
+    assert mixed(mixup_share=0.0) == [("cutmix", 0.7)] * 3
+    assert mixed(mix=0.0) == []
+    assert mixed(mixup_share=0.9, batch_size=2).count(("mixup", 0.3)) > 16  # of 24
+
+
 def test_every_sample_is_seen_once_an_epoch_in_batches_of_nearly_equal_size() -> None:
     asked = []
 

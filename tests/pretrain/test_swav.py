@@ -165,6 +165,22 @@ def test_the_rate_rises_and_falls_as_a_cosine() -> None:
     assert [one.rate(epoch) for epoch in (0, 1, 2, 6, 10)] == pytest.approx([0.0, 0.25, 0.5, 0.3, 0.1])
 
 
+def test_the_rate_changes_with_every_batch_of_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, seen = trainer(epochs=2, lr=0.5, final_lr=0.1), []
+    update = one.update
+    monkeypatch.setattr(one, "update", lambda: (seen.append({g["lr"] for g in one.optimizer.param_groups}), update()))
+    one.run()
+    expected = [0.1 + 0.4 * (1 + math.cos(math.pi * batch / 8)) / 2 for batch in range(8)]  # four batches an epoch
+    assert [rate for (rate,) in seen] == pytest.approx(expected)
+
+
+def test_the_temperature_reaches_the_loss() -> None:
+    images, positions = IMAGES[:8], np.arange(8)
+    warm, hot = (trainer(temperature=value).step(images, positions)[0].item() for value in (0.1, 1e6))
+    assert hot == pytest.approx(math.log(12), abs=1e-4)  # all prototypes alike
+    assert abs(warm - hot) > 0.01
+
+
 def test_the_networks_own_head_is_left_alone() -> None:
     one = trainer()
     one.network.head.grow(3)
@@ -195,6 +211,15 @@ def test_the_queue_holds_the_newest_projections_and_joins_the_assignment(monkeyp
     before = one.queue[1].clone()
     one._codes(1, z, scores)
     assert torch.equal(one.queue[1][:8], z) and torch.equal(one.queue[1][8:], before[:12])
+
+
+def test_a_queue_that_is_not_full_does_not_join_the_assignment(monkeypatch: pytest.MonkeyPatch) -> None:
+    import graspcl.pretrain.swav as module
+
+    sizes: list[int] = []
+    monkeypatch.setattr(module, "sinkhorn", lambda scores, *how: (sizes.append(len(scores)), sinkhorn(scores, *how))[1])
+    trainer(queue=20, queue_from=0, epochs=1).run()
+    assert sizes == [8, 8] * 3 + [28, 28]  # 8 a batch: 24 are there after three of them
 
 
 def test_helped_by_the_queue_the_assignment_is_that_of_the_joint_problem() -> None:

@@ -103,6 +103,7 @@ class Rehearsal:
         if state is not None:
             self._load(state)
         else:
+            self.session.lr = self._rate
             try:
                 begin(learner.policy, self.session)
             except BaseException:
@@ -121,6 +122,10 @@ class Rehearsal:
         """The mean loss of the last ten updates, NaN before the first. Reading it waits for the device."""
         return float(torch.stack(self._losses[-10:]).mean()) if self._losses else float("nan")
 
+    @property
+    def _rate(self) -> float:
+        return float(self._optimizer.param_groups[-1]["lr"])  # of the last layer, at the next update
+
     def step(self) -> None:
         """Select a mini-batch and update the plastic part on it."""
         try:
@@ -134,7 +139,7 @@ class Rehearsal:
     def _step(self) -> None:
         learner, costs = self.learner, self.session.costs
         # Select.
-        self.session.lr = float(self._optimizer.param_groups[-1]["lr"])
+        self.session.lr = self._rate
         slots = next(self._batches)
         # Fetch.
         start = time.perf_counter()
