@@ -239,6 +239,42 @@ def test_the_execution_reaches_network_and_learner(monkeypatch):
     assert vars(learner.execution) == vars(learner.network.execution) == settings
 
 
+# -- what the base has taught ------------------------------------------------------------------------------------------
+
+
+def test_base_training_starts_from_the_weights_and_gives_classes_rows_in_their_order(place, monkeypatch):
+    start = build_network(settings(place, PHOTOS, {"seed": 5}))
+    save_weights(start, place / "start")
+    config = settings(place, PHOTOS, {"base.weights": str(place / "start"), "stream.base_classes": 3})
+    seen, real = [], pretraining.pretrain_once
+
+    def watched(network, folder, method, read, base, rows, *rest):
+        seen.append((network.plastic.embedding.weight.detach().clone(), base, rows))
+        return real(network, folder, method, read, base, rows, *rest)
+
+    monkeypatch.setattr(pretraining, "pretrain_once", watched)
+    learner = prepare.prepare(config, Silent()).new_learner(config)
+    samples, order = open_data(config)
+    ((weight, base, rows),) = seen
+    assert torch.equal(weight, start.plastic.embedding.weight)
+    assert learner.classes == order[:3].tolist() != [0, 1, 2] and learner.network.head.classes == 3
+    assert order[rows].tolist() == samples.labels[base].tolist()
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_head_is_loaded_if_its_rows_are_the_base_classes(place, fits):
+    samples, order = open_data(settings(place, VECTORS))
+    names = [samples.classes[label] for label in (order[:2] if fits else order[1:3])]
+    start = build_network(settings(place, VECTORS, {"seed": 5}))
+    start.head.grow(2)
+    save_weights(start, place / f"head-{fits}", settings={"classes": names})
+    config = settings(place, VECTORS, {"base.method": "weights", "base.weights": str(place / f"head-{fits}")})
+    learner = prepare.prepare(config, Silent()).new_learner(config)
+    assert torch.equal(learner.network.plastic.embedding.weight, start.plastic.embedding.weight)
+    assert learner.classes == (order[:2].tolist() if fits else [])
+    assert torch.equal(learner.network.head.weight, start.head.weight) == fits
+
+
 # -- seeds -------------------------------------------------------------------------------------------------------------
 
 

@@ -54,7 +54,7 @@ class Storage(dict[str, Array]):
     @property
     def row_bytes(self) -> int:
         """Bytes of one row over all columns."""
-        return sum(column.dtype.itemsize * int(np.prod(column.shape[1:])) for column in self.values())
+        return sum(column.dtype.itemsize * math.prod(column.shape[1:]) for column in self.values())
 
     def reserve(self, rows: int, exactly: bool = False) -> None:
         """Make room for `rows` rows; unless `exactly`, for half as many again, so that growth is amortised."""
