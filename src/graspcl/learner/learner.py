@@ -228,10 +228,13 @@ class Learner:
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that determines what the learner knows and does next, between two sessions."""
+        return {**self.knowledge(), "buffer": self.buffer.state_dict()}
+
+    def knowledge(self) -> dict[str, Any]:
+        """Return the state without the buffer: what training changes."""
         return {
             "network": {name: value.clone() for name, value in self.network.state_dict().items()},
             "classes": list(self.classes),
-            "buffer": self.buffer.state_dict(),
             "policy": self.policy.state_dict(),
             "rng": rng_state(self.rng),
             **self.extra_state(),
@@ -245,11 +248,15 @@ class Learner:
         if expected != state.keys():
             name, keys = self.name or type(self).__name__, ", ".join(sorted(expected ^ state.keys()))
             raise GraspError(f"the state does not fit a learner {name!r} with these settings: it differs in {keys}")
+        self.restore(state)
+        self.buffer.load_state_dict(state["buffer"])
+        self.buffer.since = self.buffer.since if since is None else int(since)
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore `knowledge`; the buffer does not change."""
         self.load_extra_state(state)
         self.network.load_state_dict(state["network"])
         self._set_classes(state["classes"])
-        self.buffer.load_state_dict(state["buffer"])
-        self.buffer.since = self.buffer.since if since is None else int(since)
         self.policy.load_state_dict(state["policy"])
         restore_rng(self.rng, state["rng"])
 

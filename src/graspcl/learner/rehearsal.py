@@ -23,7 +23,6 @@ from graspcl.errors import GraspError
 from graspcl.model import Outputs
 from graspcl.policy import Budget, Costs, Session, batches
 from graspcl.policy.session import SampleOutputs, begin, check_stored, selecting
-from graspcl.random import restore_rng, rng_state
 
 if TYPE_CHECKING:
     from graspcl.learner.learner import Learner
@@ -32,7 +31,7 @@ _CHECK_EVERY = 50  # updates between checks of the loss; a check waits for the d
 
 
 class Diverged(GraspError):
-    """The loss of a session diverged; the network is as it was before the session."""
+    """The loss of a session diverged; the learner is as it was before the session."""
 
 
 class Batch(NamedTuple):
@@ -91,9 +90,7 @@ class Rehearsal:
         self._losses: list[torch.Tensor] = []
         self._picks: list[Array] = []
         self._stopped = False
-        # If the loss diverges, the learner returns to this.
-        self._before = {name: value.clone() for name, value in learner.network.state_dict().items()}
-        self._rng_before = rng_state(learner.rng)
+        self._before = learner.knowledge()  # if the loss diverges, the learner returns to this
         check_stored(self.session)
         if state is None and budget.updates:
             learner.begin_session()
@@ -184,8 +181,9 @@ class Rehearsal:
         return SessionLog(losses, rehearsed, picks, labels, ids, self.session.costs, stored, nbytes)
 
     def abandon(self) -> None:
-        """Give up a diverged session: nothing was learned, but its new samples become old."""
+        """Give up a session: the learner knows what it knew before, but the new samples become old."""
         self._loader.close()
+        self._undo()
         self.learner.end_session(self.session.costs)
 
     def _check(self, closely: bool) -> None:
@@ -202,12 +200,11 @@ class Rehearsal:
             return
         self._undo()
         hint = f"lower the learning rate ({learner.optimiser.lr})"
-        raise Diverged(f"{what}; {hint}. The network is as it was before the session")
+        raise Diverged(f"{what}; {hint}. The learner is as it was before the session")
 
     def _undo(self) -> None:
-        self.learner.network.load_state_dict(self._before)
+        self.learner.restore(self._before)
         self.learner.network.eval()
-        restore_rng(self.learner.rng, self._rng_before)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the learner's own state does not contain of a running session."""
@@ -222,7 +219,6 @@ class Rehearsal:
             "scheduler": copy.deepcopy(self._scheduler.state_dict()),
             "scaler": self._scaler.state_dict(),
             "before": self._before,
-            "rng_before": self._rng_before,
         }
 
     def _load(self, state: dict[str, Any]) -> None:
@@ -236,7 +232,10 @@ class Rehearsal:
         self._scheduler.load_state_dict(copy.deepcopy(state["scheduler"]))
         if state["scaler"]:
             self._scaler.load_state_dict(dict(state["scaler"]))
-        self._before, self._rng_before = dict(state["before"]), state["rng_before"]
+        if "rng_before" in state:  # of earlier versions, which remembered the network and its generator alone
+            self._before |= {"network": dict(state["before"]), "rng": state["rng_before"]}
+        else:
+            self._before = dict(state["before"])
 
     def _stacked_picks(self) -> Array:
         return np.stack(self._picks) if self._picks else np.empty((0, self.budget.batch_size), np.int32)
