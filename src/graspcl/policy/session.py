@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from functools import cached_property
-from types import SimpleNamespace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -20,10 +19,10 @@ from graspcl.checks import Array, Count, Natural, checked
 from graspcl.errors import GraspError
 from graspcl.policy.drawing import Groups, group_by_class, weighted_draws
 from graspcl.policy.gradients import Gradients, full_gradients, last_layer_gradients, losses_after_step
+from graspcl.policy.networks import Joined, Network, evaluating
 from graspcl.policy.policy import QUANTITIES, Policy, policies
 from graspcl.policy.prototype import prototype_distances
 
-Network = Callable[[torch.Tensor], Any]
 Transform = Callable[[torch.Tensor], torch.Tensor]
 Value = TypeVar("Value")
 
@@ -291,20 +290,6 @@ class Session:
         return self._network
 
 
-@contextlib.contextmanager
-def evaluating(network: Any) -> Iterator[None]:
-    """Put a module, or the module that owns a method, into eval mode; restore the mode of every submodule."""
-    owner = getattr(network, "__self__", network)
-    modes = {part: part.training for part in owner.modules()} if isinstance(owner, torch.nn.Module) else {}
-    try:
-        for module in modes:
-            module.training = False
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-
-
 def batches(policy: Policy, session: Session, begun: int | None = None) -> Iterator[Array]:
     """Yield the mini-batches of a session as slots [batch_size]; to resume it, give the number taken as `begun`."""
     if begun is None:
@@ -404,7 +389,7 @@ def rehearse(
         raise GraspError(f"budget must be a Budget(updates=…, batch_size=…), got {budget!r}")
     chosen = policies.create(policy) if isinstance(policy, str) else policy
     draws = np.random.default_rng(buffer.draw_seed() if rng is None else rng)
-    network = embed if model is None else _Joined(model, embed)
+    network = embed if model is None else Joined(model, embed)
     if "new" in chosen.needs and budget.samples and len(buffer):
         said = f"policy {chosen.display_name!r} needs new and old samples, but all {len(buffer)} stored samples are"
         if not buffer.new.any():
@@ -421,30 +406,3 @@ def _reporting(policy: Policy, session: Session, buffer: Buffer) -> Iterator[Min
         if "feedback" in policy.needs and not batch._reported:
             raise GraspError(f"policy {policy.display_name!r} needs feedback: call batch.report(logits) every time")
     buffer.settle()
-
-
-class _Joined(torch.nn.Module):
-    """A model and an embedding function as one network with `.embedding` and `.logits`."""
-
-    def __init__(self, model: Network, embed: Network | None) -> None:
-        super().__init__()
-        owner = getattr(model, "__self__", model)
-        self.owner = owner if isinstance(owner, torch.nn.Module) else None
-        # A tuple hides them from the module: `embed` may share layers, and functional_call must find each one once.
-        self.functions: tuple[Any, Any] = model, embed
-
-    @property
-    def head(self) -> Any:
-        return getattr(self.owner, "head", None)
-
-    def forward(self, inputs: torch.Tensor) -> Any:
-        model, embed = self.functions
-        outputs = model(inputs)
-        if embed is None and not isinstance(outputs, torch.Tensor):
-            return outputs
-        logits: torch.Tensor = getattr(outputs, "logits", outputs)
-        if embed is None:
-            return SimpleNamespace(embedding=logits.new_empty(len(logits), 0), logits=logits)
-        with evaluating(embed):
-            embedded = embed(inputs)
-        return SimpleNamespace(embedding=getattr(embedded, "embedding", embedded), logits=logits)
