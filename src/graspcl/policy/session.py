@@ -81,6 +81,11 @@ def _read_only(values: Array) -> Array:
     return view
 
 
+def _halved(values: torch.Tensor) -> torch.Tensor:
+    """In half precision, to save memory: finite numbers are clamped to its range, infinity stays what it is."""
+    return torch.where(values.isinf(), values, values.clamp(-65504, 65504)).half()
+
+
 class _Quantity(Generic[Value]):
     """A read-only attribute of a session, for policies that declare `needs`."""
 
@@ -209,6 +214,9 @@ class Session:
         if unknown := sorted(policy.needs - QUANTITIES.keys()):
             raise GraspError(f"{self._policy} needs {unknown[0]!r}; a session offers {', '.join(QUANTITIES)}")
         self._needs, self._balanced, self._started = policy.needs, policy.balanced, started
+        if started:  # nothing can read what was measured at the start any more
+            for measured in ("_outputs", "_distances"):
+                vars(self).pop(measured, None)
 
     def _allow(self, quantity: str) -> None:
         if quantity not in self._needs:
@@ -240,8 +248,8 @@ class Session:
                 end = min(begin + self.chunk, len(self))
                 outputs = self._network(self._buffer.fetch(torch.arange(begin, end), self.device)[0])
                 parts = {}
-                if _FROM_EMBEDDINGS & self._needs:  # in half precision to save memory, clamped to its range
-                    parts["embeddings"] = self._part(outputs, "embedding").clamp(-65504, 65504).half()
+                if _FROM_EMBEDDINGS & self._needs:
+                    parts["embeddings"] = _halved(self._part(outputs, "embedding"))
                 if _FROM_LOGITS & self._needs:
                     parts["logits"] = self._part(outputs, "logits")
                 for name, part in parts.items():
