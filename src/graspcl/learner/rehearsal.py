@@ -1,15 +1,14 @@
 """One rehearsal session, top to bottom: plan, fetch, step, book costs.
 
 `Rehearsal.__init__` lets the policy plan. `Rehearsal.step` asks it for a mini-batch, fetches the samples, updates the
-plastic part and books what that cost. `Rehearsal.finish` ends the session and returns its `SessionLog`. Around it:
-`Batch` (what a learner's loss sees) and `Loader` (fetching ahead).
+plastic part and books what that cost. `Rehearsal.finish` ends the session and returns its `SessionLog`. A learner's
+loss sees a `Batch`.
 """
 
 from __future__ import annotations
 
 import copy
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,11 +16,11 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from graspcl.buffer import Buffer
 from graspcl.checks import Array
 from graspcl.errors import GraspError
 from graspcl.model import Outputs
 from graspcl.policy import Budget, Costs, Session, batches
+from graspcl.policy.loader import Loader
 from graspcl.policy.session import SampleOutputs, begin, check_stored, selecting
 
 if TYPE_CHECKING:
@@ -85,7 +84,8 @@ class Rehearsal:
     def __init__(self, learner: Learner, budget: Budget, state: dict[str, Any] | None = None) -> None:
         self.learner, self.budget = learner, budget
         given = learner.buffer, budget, learner.rng, learner.network, learner.rows, learner.device
-        self.session = Session(*given, groups_by=learner.groups_by)
+        self._loader = Loader(learner.buffer, learner.device)
+        self.session = Session(*given, groups_by=learner.groups_by, loader=self._loader)
         self.updates = 0
         self._losses: list[torch.Tensor] = []
         self._picks: list[Array] = []
@@ -105,7 +105,6 @@ class Rehearsal:
             except BaseException:
                 self._undo()
                 raise
-        self._loader = Loader(learner.buffer, learner.device)
         self._batches = batches(learner.policy, self.session, begun=self.updates)
 
     @property
@@ -239,26 +238,3 @@ class Rehearsal:
 
     def _stacked_picks(self) -> Array:
         return np.stack(self._picks) if self._picks else np.empty((0, self.budget.batch_size), np.int32)
-
-
-class Loader:
-    """Fetch samples from a buffer that does not change; image files are decoded ahead, in a background thread."""
-
-    def __init__(self, buffer: Buffer, device: torch.device | str) -> None:
-        self._buffer, self._device = buffer, device
-        self._ahead: tuple[Array, Future[tuple[torch.Tensor, torch.Tensor]]] | None = None
-        slow = buffer.codec is not None and buffer.codec.ragged
-        self._thread = ThreadPoolExecutor(1, "graspcl-loader") if slow else None
-
-    def fetch(self, slots: Array, upcoming: Array | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the inputs [n, …] and labels [n] of `slots` [n]; start to fetch those `upcoming` next, if known."""
-        ahead, self._ahead = self._ahead, None
-        expected = ahead is not None and np.array_equal(ahead[0], slots)
-        found = ahead[1].result() if ahead and expected else self._buffer.fetch(slots, self._device)
-        if self._thread is not None and upcoming is not None and len(upcoming):
-            self._ahead = upcoming, self._thread.submit(self._buffer.fetch, upcoming, self._device)
-        return found
-
-    def close(self) -> None:
-        if self._thread is not None:
-            self._thread.shutdown(wait=False, cancel_futures=True)

@@ -19,6 +19,7 @@ from graspcl.checks import Array, Count, Natural, checked
 from graspcl.errors import GraspError
 from graspcl.policy.drawing import Groups, group_by_class, weighted_draws
 from graspcl.policy.gradients import Gradients, full_gradients, last_layer_gradients, losses_after_step
+from graspcl.policy.loader import Loader
 from graspcl.policy.networks import Joined, Network, evaluating
 from graspcl.policy.policy import QUANTITIES, Policy, policies
 from graspcl.policy.prototype import prototype_distances
@@ -114,6 +115,7 @@ class Session:
         needs: the quantities that can be read; all by default. `batches` sets the policy's own.
         lr: learning rate of the next update, for policies that look one step ahead.
         groups_by: column of the buffer, such as the task, used instead of the class for balance and prototypes.
+        loader: what also fetches the mini-batches, so that samples the policy looked at are not decoded again.
 
     >>> buffer = Buffer()
     >>> _ = buffer.insert(torch.eye(3), labels=[0, 0, 1])
@@ -135,10 +137,12 @@ class Session:
         needs: Set[str] = QUANTITIES.keys(),
         lr: float = 0.1,
         groups_by: str | None = None,
+        loader: Loader | None = None,
     ) -> None:
         self.budget, self.rng, self.device, self.chunk, self.lr = budget, rng, device, chunk, lr
         self.costs = Costs()
         self._buffer, self._groups_by = buffer, groups_by
+        self._loader = loader or Loader(buffer, device)
         self._network: Network = network if network is not None else lambda inputs: None
         self._rows_of: Transform = rows or (lambda labels: labels)
         self._policy, self._needs, self._balanced = "this policy", needs, True
@@ -154,6 +158,7 @@ class Session:
     births = _Quantity("births", lambda s: _read_only(s._buffer.births))  # arrival number, unique to a sample [N]
     new = _Quantity("new", lambda s: _read_only(s._buffer.new))  # whether it arrived since the last session [N], bool
     groups = _Quantity("labels", lambda s: s._groups)  # slots grouped by class, or by the column `groups_by`
+    old_groups = _Quantity("new", lambda s: s._old_groups)  # slots of each of these groups that are not new
     rows = _Quantity("labels", lambda s: s._label_rows())  # column of the logits [N]
     # When the session starts:
     embeddings = _Quantity("embeddings", lambda s: s._outputs["embeddings"])  # penultimate layer [N, D], float16
@@ -191,7 +196,8 @@ class Session:
         """Return the losses [n] of `slots` [n] after a plain gradient step of rate `lr` on `incoming`."""
         self._allow("virtual_step")
         with evaluating(self._network):
-            losses = losses_after_step(self._module, *self._fetch(incoming), self.lr, *self._fetch(slots))
+            inputs, rows = (part.split([len(incoming), len(slots)]) for part in self._fetch(np.append(incoming, slots)))
+            losses = losses_after_step(self._module, inputs[0], rows[0], self.lr, inputs[1], rows[1])
         self.costs.selection_forward += len(incoming) + len(slots)
         self.costs.selection_backward += len(incoming)
         return losses
@@ -217,6 +223,7 @@ class Session:
         if started:  # nothing can read what was measured at the start any more
             for measured in ("_outputs", "_distances"):
                 vars(self).pop(measured, None)
+            self._loader.forget()
 
     def _allow(self, quantity: str) -> None:
         if quantity not in self._needs:
@@ -232,6 +239,11 @@ class Session:
         if self._groups_by is None:
             return Groups(*self._buffer.index.grouped())
         return group_by_class(self._buffer[self._groups_by].astype(np.int64))
+
+    @cached_property
+    def _old_groups(self) -> list[Array]:
+        old = ~self._buffer.new
+        return [run[old[run]] for run in self._groups.each]
 
     @cached_property
     def _distances(self) -> Array:
@@ -262,8 +274,7 @@ class Session:
     def _forward(self, slots: Array, transform: Transform | None = None) -> SampleOutputs:
         parts = []
         with evaluating(self._network), torch.no_grad():
-            for chunk in torch.split(torch.as_tensor(slots), self.chunk):
-                inputs, rows = self._fetch(chunk)
+            for inputs, rows in self._chunks(slots):
                 outputs = self._network(transform(inputs) if transform else inputs)
                 logits, embedding = self._part(outputs, "logits"), self._part(outputs, "embedding")
                 parts.append((embedding, getattr(outputs, "features", embedding), logits, rows))
@@ -284,8 +295,14 @@ class Session:
         hint = "or give the session a network, a module that returns .embedding and .logits"
         return GraspError(f"{self._policy} reads {argument}, a function of inputs; {hint}")
 
-    def _fetch(self, slots: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        inputs, labels = self._buffer.fetch(slots, self.device)
+    def _chunks(self, slots: Array) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Inputs and rows of `slots`, chunk by chunk; for a mini-batch they are fetched, and kept, as a whole."""
+        size = len(slots) if self._started else self.chunk
+        for part in np.split(np.asarray(slots), range(size, len(slots), size or 1)):
+            yield from zip(*(values.split(self.chunk) for values in self._fetch(part)), strict=True)
+
+    def _fetch(self, slots: Array) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, labels = self._loader.look(slots)
         return inputs, self._rows_of(labels)
 
     def _label_rows(self) -> torch.Tensor:
@@ -409,7 +426,7 @@ def rehearse(
 
 def _reporting(policy: Policy, session: Session, buffer: Buffer) -> Iterator[MiniBatch]:
     for slots in batches(policy, session):
-        batch = MiniBatch(*buffer.fetch(slots, session.device), slots, policy)
+        batch = MiniBatch(*session._loader.fetch(slots), slots, policy)
         yield batch
         if "feedback" in policy.needs and not batch._reported:
             raise GraspError(f"policy {policy.display_name!r} needs feedback: call batch.report(logits) every time")
