@@ -100,6 +100,10 @@ class Idbr(Learner):
         stores_tasks = parameters.get("regularised", False) or parameters.get("balance") == "task"
         return {"task": ((), np.int32)} if stores_tasks else {}
 
+    @classmethod
+    def head_width(cls, network: SplitNetwork, **parameters: Any) -> int:
+        return 2 * _WIDTH if parameters.get("regularised") else super().head_width(network)
+
     def observe_codes(self, codes: Codes, labels: Any, ids: Any | None = None) -> None:
         before = self.buffer.seen
         super().observe_codes(codes, labels, ids)

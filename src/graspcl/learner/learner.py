@@ -101,6 +101,11 @@ class Learner:
         """Return the columns that this learner's buffer must have, to learn up to `classes` classes."""
         return {}
 
+    @classmethod
+    def head_width(cls, network: SplitNetwork, **parameters: Any) -> int:
+        """Return the width of the head's input for a learner with `network` and these parameters."""
+        return network.head.features
+
     def observe(self, inputs: Any, labels: Any, ids: Any | None = None) -> None:
         """Encode, store and learn from a chunk of the stream.
 
@@ -276,6 +281,8 @@ class Learner:
         self.load_state_dict(load_state(Path(path)))
 
 
-def column_shapes(rule: Maintenance, network: SplitNetwork) -> Columns:
-    """Return the columns that a buffer with `rule` needs, for a learner with `network`."""
-    return rule.columns_for(network.head.features, network.head.features)
+def column_shapes(
+    rule: Maintenance, network: SplitNetwork, learner: type[Learner] = Learner, **parameters: Any
+) -> Columns:
+    """Return the columns that a buffer with `rule` needs, for a `learner` with `network` and these parameters."""
+    return rule.columns_for(network.embedding_width, learner.head_width(network, **parameters))
