@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from graspcl.buffer import Buffer, GssRule, HerdingRule, Maintenance, RainbowRule, RingRule, rules
 from graspcl.errors import GraspError
-from graspcl.learner import Learner, Optimiser, Siesta, column_shapes
-from graspcl.model import vector_network
+from graspcl.learner import Idbr, Learner, Optimiser, Siesta, column_shapes
+from graspcl.model import SplitNetwork, vector_network
 from graspcl.policy import Budget
 from graspcl.testing import check_learner
 from graspcl.testing.common import seeded
@@ -91,6 +92,29 @@ def test_gradients_are_those_of_the_loss_at_the_heads_input() -> None:
     nudges = step * torch.eye(8, dtype=torch.float64)
     expected = [(loss(features + nudge) - loss(features - nudge)) / (2 * step) for nudge in nudges]
     np.testing.assert_allclose(learner.buffer["gradient"][-1], expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("neck", [nn.Linear(16, 8), nn.Sequential(nn.PReLU(), nn.LayerNorm(16), nn.Linear(16, 8))])
+@pytest.mark.parametrize(("name", "column", "width"), [("herding", "embedding", 16), ("gss", "gradient", 8)])
+def test_a_neck_may_change_the_width(neck: nn.Module, name: str, column: str, width: int) -> None:
+    network = SplitNetwork.of(nn.Identity(), nn.Linear(12, 16), INPUTS[:1], generator=seeded(), neck=neck)
+    rule = rules.create(name)
+    learner = Siesta(network, Buffer(40, maintenance=rule, columns=column_shapes(rule, network)), "uniform")
+    learner.observe(INPUTS, LABELS)
+    assert learner.buffer[column].shape == (40, width)
+
+
+@pytest.mark.parametrize(("name", "column", "width"), [("herding", "embedding", 8), ("gss", "gradient", 256)])
+def test_idbr_widens_the_heads_input(name: str, column: str, width: int) -> None:
+    network = vector_network(12, hidden=16, embedding=8, generator=seeded())
+    rule = rules.create(name)
+    columns = {**column_shapes(rule, network, Idbr, regularised=True), **Idbr.columns(5, regularised=True)}
+    learner = Idbr(network, Buffer(40, maintenance=rule, columns=columns), "uniform", regularised=True)
+    for session in (LABELS < 3, LABELS >= 3):
+        learner.observe(INPUTS[session], LABELS[session])
+        learner.rehearse(Budget(3, 8))
+    assert learner.buffer[column].shape == (40, width)
+    assert column_shapes(rule, learner.network)[column] == ((width,), np.float32)  # also of the widened network
 
 
 def test_a_wrong_batch_is_refused_before_the_network_sees_it() -> None:

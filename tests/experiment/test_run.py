@@ -10,17 +10,19 @@ from safetensors.torch import save_file
 
 from graspcl import machine
 from graspcl.cache import lock
+from graspcl.codec import Identity
 from graspcl.data import Samples
 from graspcl.errors import GraspError
 from graspcl.experiment import encoding, run
 from graspcl.experiment import prepare as preparing
 from graspcl.experiment.measure import arrivals
-from graspcl.experiment.prepare import PreparedCache, _stamp, arrange, open_data, prepare
+from graspcl.experiment.prepare import PreparedCache, _stamp, arrange, make_learner, open_data, prepare
 from graspcl.experiment.pretraining import build_network
+from graspcl.model import vector_network
 from graspcl.progress import Silent
 from graspcl.report import read_run
 from graspcl.settings import change, preset
-from graspcl.settings.config import BaseConfig, StreamConfig
+from graspcl.settings.config import BaseConfig, Part, StreamConfig
 from graspcl.stream import ClassIncremental, Stream, save_stream
 
 
@@ -38,6 +40,14 @@ def test_two_processes_do_not_share_a_folder(small, tmp_path):
     with lock(folder / ".lock"), pytest.raises(GraspError, match="another process is using"):
         run(small, folder)
     assert run(small, folder)["alpha"] > 30  # and now it may
+
+
+def test_a_rules_columns_fit_a_learner_that_widens_the_head(small):
+    buffer = replace(small.buffer, maintenance=Part("gss"))
+    config = replace(small, learner=Part("idbr", {"regularised": True}), buffer=buffer)
+    network = vector_network(16, embedding=8, generator=torch.Generator().manual_seed(0))
+    learner = make_learner(config, network, Identity(), classes=4)
+    assert learner.buffer.columns["gradient"] == ((learner.network.head.features,), np.float32)
 
 
 class Tasks(Samples[torch.Tensor]):

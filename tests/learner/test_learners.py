@@ -1,5 +1,7 @@
 """DER++, GDumb and the two ends of the scale: their equations, what they keep, and the contract of every learner."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -8,10 +10,12 @@ from torch.nn import functional as F
 from graspcl.buffer import Buffer
 from graspcl.codec import Half
 from graspcl.errors import GraspError
-from graspcl.learner import Batch, Derpp, Optimiser, Rehearsal, Siesta, learners
+from graspcl.learner import Batch, Derpp, Diverged, Optimiser, Rehearsal, Siesta, learners
 from graspcl.model import Execution, make_network, vector_network
 from graspcl.policy import Budget, policies
+from graspcl.state import load_state, save_state
 from graspcl.testing import check_learner
+from graspcl.testing.common import same
 
 
 def clusters(classes=5, per_class=20, dim=12, seed=0, spread=0.6):
@@ -311,6 +315,63 @@ def test_passes_through_the_teacher_are_booked():
         session.step()
     old = int((np.stack(session._picks) < 60).sum())
     assert session.finish().costs.training_forward == 160 + old
+
+
+# -- sessions that diverge -------------------------------------------------------------------------------------------
+
+
+def before_divergence(name, policy, **parameters):
+    """A learner with one session behind it and a second to come, whose learning rate is far too high."""
+    inputs, labels = clusters()
+    learner = make(name, policy, **parameters)
+    learner.observe(inputs[labels < 3], labels[labels < 3])
+    learner.rehearse(Budget(5, 8))
+    learner.observe(inputs[labels >= 3], labels[labels >= 3])
+    learner.optimiser = Optimiser(lr=1e38, schedule="constant")
+    return learner, copy.deepcopy(learner.knowledge())
+
+
+@pytest.mark.parametrize(("name", "parameters"), [*KINDS, ("siesta", {}), ("idbr", {"regularised": True})])
+def test_a_session_that_diverges_leaves_no_trace(name, parameters):
+    learner, before = before_divergence(name, "clib", **parameters)
+    with pytest.raises(Diverged, match="The learner is as it was before the session"):
+        learner.rehearse(Budget(20, 8))
+    assert same(learner.knowledge(), before)
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_resumed_session_that_diverges_returns_to_its_start(earlier, tmp_path):
+    """States of earlier versions say of the start what the network and the generator were, and no more."""
+    learner, before = before_divergence("derpp", "clib", teacher=True)
+    learner.optimiser = Optimiser(lr=0.1)
+    session = Rehearsal(learner, Budget(20, 8))
+    session.step()
+    state = session.state_dict()
+    if earlier:
+        state |= {"before": before["network"], "rng_before": before["rng"]}
+    save_state(tmp_path / "state", {"learner": learner.state_dict(), "session": state})
+    state = load_state(tmp_path / "state")
+    learner = make("derpp", "clib", teacher=True)
+    learner.load_state_dict(state["learner"])
+    halfway = copy.deepcopy(learner.knowledge())
+    session = Rehearsal(learner, Budget(20, 8), state["session"])
+    for group in session._optimizer.param_groups:
+        group["lr"] = 1e38
+    session._scheduler.step = lambda: None
+    with pytest.raises(Diverged):
+        while not session.done:
+            session.step()
+    expected = {**halfway, "network": before["network"], "rng": before["rng"]} if earlier else before
+    assert same(learner.knowledge(), expected)
+
+
+def test_importances_are_finite_after_a_session_that_diverged():
+    learner, _ = before_divergence("siesta", "clib")
+    with pytest.raises(Diverged):
+        learner.rehearse(Budget(20, 8))
+    learner.optimiser = Optimiser(lr=0.1)
+    learner.rehearse(Budget(5, 8))
+    assert np.isfinite(learner.policy.importance(np.arange(len(learner.buffer)))).all()
 
 
 def test_texts_are_to_be_encoded_first() -> None:

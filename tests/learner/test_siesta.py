@@ -68,6 +68,24 @@ def test_wake_update_leaves_rehearsed_rows_alone():
     assert len(learner.classes) == 4
 
 
+def given_up(learner):
+    session = Rehearsal(learner, Budget(2, 8))
+    session.step()
+    session.abandon()
+
+
+@pytest.mark.parametrize("without_updates", [lambda learner: learner.rehearse(Budget(0, 8)), given_up])
+def test_wake_rows_stay_means_over_a_session_that_trained_nothing(without_updates):
+    inputs, labels = clusters()
+    whole, parted = siesta(), siesta()
+    whole.observe(inputs, labels)
+    parted.observe(inputs[::2], labels[::2])
+    without_updates(parted)
+    assert not parted.buffer.new.any()
+    parted.observe(inputs[1::2], labels[1::2])
+    torch.testing.assert_close(parted.network.head.weight, whole.network.head.weight)
+
+
 def test_online_accuracy_beats_chance_and_rehearsal_raises_it():
     inputs, labels = clusters(classes=10, per_class=40, spread=0.9)
     learner = siesta(lr=0.5)

@@ -11,9 +11,9 @@ from graspcl.buffer import Buffer
 from graspcl.codec import Encoded
 from graspcl.errors import GraspError
 from graspcl.learner import Optimiser, Rehearsal, learners
-from graspcl.learner.rehearsal import Loader
 from graspcl.model import mobilenet_v3_large, small_network, veridical
 from graspcl.policy import Budget, policies
+from graspcl.policy.loader import Loader
 from graspcl.testing import check_learner
 
 

@@ -16,6 +16,7 @@ from graspcl.buffer import Buffer
 from graspcl.errors import GraspError
 from graspcl.policy import Budget, Session, batches
 from graspcl.policy.aser import Aser, knn_shapley
+from graspcl.policy.drawing import Groups
 from graspcl.testing.common import ToyNetwork
 from graspcl.testing.policies import check_policy
 
@@ -138,6 +139,13 @@ def test_candidates_are_uniform_within_their_class_and_in_random_order() -> None
         mine = np.flatnonzero(k == OLD_LABELS)
         assert p_value(counts[mine], np.ones(len(mine))) > LIKELY
     assert p_value(np.bincount(OLD_LABELS[drawn[:, 0]], minlength=3), np.ones(3)) > LIKELY
+
+
+def test_samples_are_grouped_once_in_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    grouped: list[Groups] = []
+    each = Groups.each.fget
+    monkeypatch.setattr(Groups, "each", property(lambda groups: grouped.append(groups) or each(groups)))
+    assert len(list(batches(Aser(), session(Budget(6, 7))))) == 6 and len(grouped) == 1
 
 
 def test_fewer_old_samples_than_wanted_are_repeated() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -15,8 +16,9 @@ from torch import nn
 from graspcl.buffer import Buffer
 from graspcl.errors import GraspError
 from graspcl.policy import Budget, PlannedPolicy, Policy, Session, batches, policies
+from graspcl.policy.networks import evaluating
 from graspcl.policy.prototype import prototype_distances
-from graspcl.policy.session import evaluating
+from graspcl.policy.session import begin
 from graspcl.random import restore_rng, rng_state
 from graspcl.testing.common import Outputs, ToyNetwork
 
@@ -37,9 +39,10 @@ class Counting(ToyNetwork):
         return super().forward(inputs)
 
 
-def filled() -> Buffer:
+def filled(inputs: np.ndarray | None = None) -> Buffer:
     buffer = Buffer()
-    buffer.insert(np.random.default_rng(0).normal(size=(len(LABELS), 4)).astype(np.float32), LABELS)
+    random_inputs = np.random.default_rng(0).normal(size=(len(LABELS), 4)).astype(np.float32)
+    buffer.insert(random_inputs if inputs is None else inputs, LABELS)
     return buffer
 
 
@@ -188,6 +191,27 @@ def test_quantities_of_all_samples_are_refused_once_training_has_begun() -> None
 
     with pytest.raises(GraspError, match=r"session\.logits is measured when a session starts"):
         next(batches(Late("logits"), session(Counting())))
+
+
+@pytest.mark.parametrize("name", ["mof", "kmeans", "max_loss", "min_margin"])
+def test_what_was_measured_of_all_samples_is_freed_once_training_begins(name: str) -> None:
+    policy, one = policies.create(name), session(Counting(), rows=rows)
+    begin(policy, one)
+    (held,) = [weakref.ref(value) for value in one._outputs.values()]
+    assert len(next(batches(policy, one, begun=0))) == 3
+    assert held() is None and "_distances" not in vars(one)
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("name", ["grasp", "mof", "kmeans"])
+def test_infinite_embeddings_are_an_error_and_large_ones_are_not(name: str, bad: float) -> None:
+    inputs = np.random.default_rng(0).normal(size=(len(LABELS), 4)).astype(np.float32)
+    inputs[3, 1] = 1e6  # beyond the range of half precision
+    large = Session(filled(inputs), Budget(4, 3), np.random.default_rng(0), nn.Identity())
+    assert len(list(batches(policies.create(name), large))) == 4
+    spoil = Session(filled(inputs), Budget(4, 3), np.random.default_rng(0), lambda x: x.where(x < 1e6, bad))
+    with pytest.raises(GraspError, match=r"embeddings (hold NaN or infinity|are NaN or infinite)"):
+        list(batches(policies.create(name), spoil))
 
 
 def test_needs_may_be_a_plain_set_and_unknown_ones_are_refused() -> None:

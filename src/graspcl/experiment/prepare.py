@@ -330,7 +330,7 @@ def make_learner(config: Config, network: SplitNetwork, codec: Codec, classes: i
         network = veridical(network, unfreeze=config.reads != "images")
     rule = rules.create(config.buffer.maintenance.name, **config.buffer.maintenance.parameters)
     kind, parameters = learners.get(config.learner.name), config.learner.parameters
-    columns = {**column_shapes(rule, network), **kind.columns(classes, **parameters)}
+    columns = {**column_shapes(rule, network, kind, **parameters), **kind.columns(classes, **parameters)}
     buffer = Buffer(config.buffer.capacity, codec, rule, columns, rng=generator(config.seed, "buffer"))
     policy, rng = policies.create(config.policy.name, **config.policy.parameters), generator(config.seed, "policy")
     optimiser, execution = Optimiser(**vars(config.optimiser)), config.execution.make()

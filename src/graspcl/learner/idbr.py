@@ -20,6 +20,7 @@ from graspcl.learner.rehearsal import Batch
 from graspcl.model import Execution, LinearHead, SplitNetwork, build
 from graspcl.padding import unpadded
 from graspcl.policy import Costs, Policy
+from graspcl.random import restore_rng, rng_state
 
 _WIDTH = 128  # of the general and of the specific space
 _REPLAY, _OTHERWISE = 5.0, 0.5  # weight of the feature term, in batches with old samples and without
@@ -30,7 +31,8 @@ _REPLAY, _OTHERWISE = 5.0, 0.5  # weight of the feature term, in batches with ol
 class Idbr(Learner):
     """IDBR (Huang et al. 2021) as in section 4.2: cross-entropy on new and stored samples, in sessions of fixed length.
 
-    A task is a session. When it ends, a random share `store_ratio` of its new samples stays in the buffer.
+    A task is a session. When it ends, a random share `store_ratio` of its new samples stays in the buffer,
+    independently of the policy.
 
     Args, besides those of `Learner`:
         store_ratio: share of a task's samples that is stored.
@@ -79,6 +81,7 @@ class Idbr(Learner):
     ) -> None:
         super().__init__(network, buffer, policy, optimiser, rng, device, execution)
         self.store_ratio, self.regularised = store_ratio, regularised
+        self._storing = self.rng.spawn(1)[0]  # chooses what stays, whatever the policy draws
         self.groups_by = "task" if balance == "task" else None
         self.tasks = 0  # finished
         self._features_before = torch.empty(0)  # during a session, of each stored sample before it [N, 2 · 128]
@@ -96,6 +99,10 @@ class Idbr(Learner):
     def columns(cls, classes: int, **parameters: Any) -> Columns:
         stores_tasks = parameters.get("regularised", False) or parameters.get("balance") == "task"
         return {"task": ((), np.int32)} if stores_tasks else {}
+
+    @classmethod
+    def head_width(cls, network: SplitNetwork, **parameters: Any) -> int:
+        return 2 * _WIDTH if parameters.get("regularised") else super().head_width(network)
 
     def observe_codes(self, codes: Codes, labels: Any, ids: Any | None = None) -> None:
         before = self.buffer.seen
@@ -136,7 +143,7 @@ class Idbr(Learner):
         self._features_before, self._extra_forward, self._copies = torch.empty(0), 0, 0
         new = np.flatnonzero(self.buffer.new)
         stay = math.ceil(round(self.store_ratio * len(new), 6))  # rounded, so that 0.07 · 100 is 7
-        self.buffer.remove(self.rng.permutation(new)[stay:])
+        self.buffer.remove(self._storing.permutation(new)[stay:])
         super().end_session(costs)
         self.tasks += 1
 
@@ -146,11 +153,17 @@ class Idbr(Learner):
 
     def extra_state(self) -> dict[str, Any]:
         passes = [self._extra_forward, self._copies]
-        return {"tasks": self.tasks, "old": self._features_before.clone(), "passes": passes}
+        old, storing = self._features_before.clone(), rng_state(self._storing)
+        return {"tasks": self.tasks, "old": old, "passes": passes, "storing": storing}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        # States of earlier versions, where the policy's generator chose what stays, leave this one as it is.
+        super().load_state_dict({"storing": rng_state(self._storing), **state})
 
     def load_extra_state(self, state: dict[str, Any]) -> None:
         self.tasks, (self._extra_forward, self._copies) = int(state["tasks"]), map(int, state["passes"])
         self._features_before = torch.as_tensor(state["old"]).to(self.device).clone()
+        restore_rng(self._storing, state["storing"])
 
 
 def swap_halves(inputs: Tensor) -> Tensor:

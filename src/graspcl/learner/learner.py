@@ -101,6 +101,11 @@ class Learner:
         """Return the columns that this learner's buffer must have, to learn up to `classes` classes."""
         return {}
 
+    @classmethod
+    def head_width(cls, network: SplitNetwork, **parameters: Any) -> int:
+        """Return the width of the head's input for a learner with `network` and these parameters."""
+        return network.head.features
+
     def observe(self, inputs: Any, labels: Any, ids: Any | None = None) -> None:
         """Encode, store and learn from a chunk of the stream.
 
@@ -242,10 +247,13 @@ class Learner:
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that determines what the learner knows and does next, between two sessions."""
+        return {**self.knowledge(), "buffer": self.buffer.state_dict()}
+
+    def knowledge(self) -> dict[str, Any]:
+        """Return the state without the buffer: what training changes."""
         return {
             "network": {name: value.clone() for name, value in self.network.state_dict().items()},
             "classes": list(self.classes),
-            "buffer": self.buffer.state_dict(),
             "policy": self.policy.state_dict(),
             "rng": rng_state(self.rng),
             **self.extra_state(),
@@ -259,11 +267,15 @@ class Learner:
         if expected != state.keys():
             name, keys = self.name or type(self).__name__, ", ".join(sorted(expected ^ state.keys()))
             raise GraspError(f"the state does not fit a learner {name!r} with these settings: it differs in {keys}")
+        self.restore(state)
+        self.buffer.load_state_dict(state["buffer"])
+        self.buffer.since = self.buffer.since if since is None else int(since)
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore `knowledge`; the buffer does not change."""
         self.load_extra_state(state)
         self.network.load_state_dict(state["network"])
         self._set_classes(state["classes"])
-        self.buffer.load_state_dict(state["buffer"])
-        self.buffer.since = self.buffer.since if since is None else int(since)
         self.policy.load_state_dict(state["policy"])
         restore_rng(self.rng, state["rng"])
 
@@ -283,6 +295,8 @@ class Learner:
         self.load_state_dict(load_state(Path(path)))
 
 
-def column_shapes(rule: Maintenance, network: SplitNetwork) -> Columns:
-    """Return the columns that a buffer with `rule` needs, for a learner with `network`."""
-    return rule.columns_for(network.head.features, network.head.features)
+def column_shapes(
+    rule: Maintenance, network: SplitNetwork, learner: type[Learner] = Learner, **parameters: Any
+) -> Columns:
+    """Return the columns that a buffer with `rule` needs, for a `learner` with `network` and these parameters."""
+    return rule.columns_for(network.embedding_width, learner.head_width(network, **parameters))

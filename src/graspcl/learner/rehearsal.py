@@ -1,15 +1,14 @@
 """One rehearsal session, top to bottom: plan, fetch, step, book costs.
 
 `Rehearsal.__init__` lets the policy plan. `Rehearsal.step` asks it for a mini-batch, fetches the samples, updates the
-plastic part and books what that cost. `Rehearsal.finish` ends the session and returns its `SessionLog`. Around it:
-`Batch` (what a learner's loss sees) and `Loader` (fetching ahead).
+plastic part and books what that cost. `Rehearsal.finish` ends the session and returns its `SessionLog`. A learner's
+loss sees a `Batch`.
 """
 
 from __future__ import annotations
 
 import copy
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,13 +16,12 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from graspcl.buffer import Buffer
 from graspcl.checks import Array
 from graspcl.errors import GraspError
 from graspcl.model import Outputs
 from graspcl.policy import Budget, Costs, Session, batches
+from graspcl.policy.loader import Loader
 from graspcl.policy.session import SampleOutputs, begin, check_stored, selecting
-from graspcl.random import restore_rng, rng_state
 
 if TYPE_CHECKING:
     from graspcl.learner.learner import Learner
@@ -32,7 +30,7 @@ _CHECK_EVERY = 50  # updates between checks of the loss; a check waits for the d
 
 
 class Diverged(GraspError):
-    """The loss of a session diverged; the network is as it was before the session."""
+    """The loss of a session diverged; the learner is as it was before the session."""
 
 
 class Batch(NamedTuple):
@@ -86,14 +84,13 @@ class Rehearsal:
     def __init__(self, learner: Learner, budget: Budget, state: dict[str, Any] | None = None) -> None:
         self.learner, self.budget = learner, budget
         given = learner.buffer, budget, learner.rng, learner.network, learner.rows, learner.device
-        self.session = Session(*given, groups_by=learner.groups_by)
+        self._loader = Loader(learner.buffer, learner.device)
+        self.session = Session(*given, groups_by=learner.groups_by, loader=self._loader)
         self.updates = 0
         self._losses: list[torch.Tensor] = []
         self._picks: list[Array] = []
         self._stopped = False
-        # If the loss diverges, the learner returns to this.
-        self._before = {name: value.clone() for name, value in learner.network.state_dict().items()}
-        self._rng_before = rng_state(learner.rng)
+        self._before = learner.knowledge()  # if the loss diverges, the learner returns to this
         check_stored(self.session)
         if state is None and budget.updates:
             learner.begin_session()
@@ -109,7 +106,6 @@ class Rehearsal:
             except BaseException:
                 self._undo()
                 raise
-        self._loader = Loader(learner.buffer, learner.device)
         self._batches = batches(learner.policy, self.session, begun=self.updates)
 
     @property
@@ -189,9 +185,10 @@ class Rehearsal:
         return SessionLog(losses, rehearsed, picks, labels, ids, self.session.costs, stored, nbytes)
 
     def abandon(self) -> None:
-        """Give up a diverged session: nothing was learned, but its new samples become old."""
+        """Give up a session: the learner knows what it knew before, but the new samples become old."""
         self._loader.close()
-        self.learner.end_session(self.session.costs)
+        self._undo()
+        self.learner.end_session(Costs())  # no update counts
 
     def _check(self, closely: bool) -> None:
         """Undo the session if its losses diverged; `closely` also tests the network after the last update."""
@@ -207,12 +204,11 @@ class Rehearsal:
             return
         self._undo()
         hint = f"lower the learning rate ({learner.optimiser.lr})"
-        raise Diverged(f"{what}; {hint}. The network is as it was before the session")
+        raise Diverged(f"{what}; {hint}. The learner is as it was before the session")
 
     def _undo(self) -> None:
-        self.learner.network.load_state_dict(self._before)
+        self.learner.restore(self._before)
         self.learner.network.eval()
-        restore_rng(self.learner.rng, self._rng_before)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the learner's own state does not contain of a running session."""
@@ -227,7 +223,6 @@ class Rehearsal:
             "scheduler": copy.deepcopy(self._scheduler.state_dict()),
             "scaler": self._scaler.state_dict(),
             "before": self._before,
-            "rng_before": self._rng_before,
         }
 
     def _load(self, state: dict[str, Any]) -> None:
@@ -241,30 +236,10 @@ class Rehearsal:
         self._scheduler.load_state_dict(copy.deepcopy(state["scheduler"]))
         if state["scaler"]:
             self._scaler.load_state_dict(dict(state["scaler"]))
-        self._before, self._rng_before = dict(state["before"]), state["rng_before"]
+        if "rng_before" in state:  # of earlier versions, which remembered the network and its generator alone
+            self._before |= {"network": dict(state["before"]), "rng": state["rng_before"]}
+        else:
+            self._before = dict(state["before"])
 
     def _stacked_picks(self) -> Array:
         return np.stack(self._picks) if self._picks else np.empty((0, self.budget.batch_size), np.int32)
-
-
-class Loader:
-    """Fetch samples from a buffer that does not change; image files are decoded ahead, in a background thread."""
-
-    def __init__(self, buffer: Buffer, device: torch.device | str) -> None:
-        self._buffer, self._device = buffer, device
-        self._ahead: tuple[Array, Future[tuple[torch.Tensor, torch.Tensor]]] | None = None
-        slow = buffer.codec is not None and buffer.codec.ragged
-        self._thread = ThreadPoolExecutor(1, "graspcl-loader") if slow else None
-
-    def fetch(self, slots: Array, upcoming: Array | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the inputs [n, …] and labels [n] of `slots` [n]; start to fetch those `upcoming` next, if known."""
-        ahead, self._ahead = self._ahead, None
-        expected = ahead is not None and np.array_equal(ahead[0], slots)
-        found = ahead[1].result() if ahead and expected else self._buffer.fetch(slots, self._device)
-        if self._thread is not None and upcoming is not None and len(upcoming):
-            self._ahead = upcoming, self._thread.submit(self._buffer.fetch, upcoming, self._device)
-        return found
-
-    def close(self) -> None:
-        if self._thread is not None:
-            self._thread.shutdown(wait=False, cancel_futures=True)

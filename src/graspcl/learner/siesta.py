@@ -17,7 +17,7 @@ class Siesta(Learner):
 
     Online (the wake phase), a new class's output row is the running mean of the head's inputs for that class. In a
     session (the sleep phase), the plastic part and the head are trained on rehearsed samples. The means are in float64,
-    over all samples since the last session. Once a class has been rehearsed, online updates leave its row alone.
+    over all samples of the class. From the first session with an update on, online updates leave its row alone.
 
     Parameters are those of `Learner`.
 
@@ -49,7 +49,8 @@ class Siesta(Learner):
 
     def end_session(self, costs: Costs) -> None:
         super().end_session(costs)
-        self._awake[:] = False
+        if costs.updates:  # a session that trained nothing leaves the means what they are
+            self._awake[:] = False
 
     def extra_state(self) -> dict[str, Any]:
         return {"means": {"sums": self._sums.clone(), "counts": self._counts.clone(), "awake": self._awake.clone()}}

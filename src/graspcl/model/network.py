@@ -142,6 +142,12 @@ class SplitNetwork(nn.Module):
     def device(self) -> torch.device:
         return next((parameter.device for parameter in self.parameters()), torch.device("cpu"))
 
+    @property
+    def embedding_width(self) -> int:
+        """d, the width of embeddings: what the neck's first linear layer takes, or the head if the neck has none."""
+        linear = (layer for layer in self.neck.modules() if isinstance(layer, nn.Linear))
+        return next((layer.in_features for layer in linear), self.head.features)
+
     def train(self, mode: bool = True) -> SplitNetwork:
         super().train(mode)
         self.frozen.eval()

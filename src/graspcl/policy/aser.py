@@ -48,9 +48,7 @@ class Aser(IncomingPolicy):
 
     def sets(self, session: Session, old: Array, k: int) -> tuple[Array, Array]:
         """Return candidates (at least `k`, if there are) and other old samples, if there are, to evaluate them on."""
-        is_old = np.zeros(len(session), bool)
-        is_old[old] = True
-        classes = [run[is_old[run]] for run in session.groups.each]
+        classes = session.old_groups
         number, sizes = self.n_smp_cls, np.array([len(run) for run in classes])
         while np.minimum(sizes, number).sum() < min(k, len(old)):
             number += 1

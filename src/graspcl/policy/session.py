@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from functools import cached_property
-from types import SimpleNamespace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -20,10 +19,11 @@ from graspcl.checks import Array, Count, Natural, checked
 from graspcl.errors import GraspError
 from graspcl.policy.drawing import Groups, group_by_class, weighted_draws
 from graspcl.policy.gradients import Gradients, full_gradients, last_layer_gradients, losses_after_step
+from graspcl.policy.loader import Loader
+from graspcl.policy.networks import Joined, Network, evaluating
 from graspcl.policy.policy import QUANTITIES, Policy, policies
 from graspcl.policy.prototype import prototype_distances
 
-Network = Callable[[torch.Tensor], Any]
 Transform = Callable[[torch.Tensor], torch.Tensor]
 Value = TypeVar("Value")
 
@@ -82,6 +82,11 @@ def _read_only(values: Array) -> Array:
     return view
 
 
+def _halved(values: torch.Tensor) -> torch.Tensor:
+    """In half precision, to save memory: finite numbers are clamped to its range, infinity stays what it is."""
+    return torch.where(values.isinf(), values, values.clamp(-65504, 65504)).half()
+
+
 class _Quantity(Generic[Value]):
     """A read-only attribute of a session, for policies that declare `needs`."""
 
@@ -110,6 +115,7 @@ class Session:
         needs: the quantities that can be read; all by default. `batches` sets the policy's own.
         lr: learning rate of the next update, for policies that look one step ahead.
         groups_by: column of the buffer, such as the task, used instead of the class for balance and prototypes.
+        loader: what also fetches the mini-batches, so that samples the policy looked at are not decoded again.
 
     >>> buffer = Buffer()
     >>> _ = buffer.insert(torch.eye(3), labels=[0, 0, 1])
@@ -131,10 +137,12 @@ class Session:
         needs: Set[str] = QUANTITIES.keys(),
         lr: float = 0.1,
         groups_by: str | None = None,
+        loader: Loader | None = None,
     ) -> None:
         self.budget, self.rng, self.device, self.chunk, self.lr = budget, rng, device, chunk, lr
         self.costs = Costs()
         self._buffer, self._groups_by = buffer, groups_by
+        self._loader = loader or Loader(buffer, device)
         self._network: Network = network if network is not None else lambda inputs: None
         self._rows_of: Transform = rows or (lambda labels: labels)
         self._policy, self._needs, self._balanced = "this policy", needs, True
@@ -150,6 +158,7 @@ class Session:
     births = _Quantity("births", lambda s: _read_only(s._buffer.births))  # arrival number, unique to a sample [N]
     new = _Quantity("new", lambda s: _read_only(s._buffer.new))  # whether it arrived since the last session [N], bool
     groups = _Quantity("labels", lambda s: s._groups)  # slots grouped by class, or by the column `groups_by`
+    old_groups = _Quantity("new", lambda s: s._old_groups)  # slots of each of these groups that are not new
     rows = _Quantity("labels", lambda s: s._label_rows())  # column of the logits [N]
     # When the session starts:
     embeddings = _Quantity("embeddings", lambda s: s._outputs["embeddings"])  # penultimate layer [N, D], float16
@@ -187,7 +196,8 @@ class Session:
         """Return the losses [n] of `slots` [n] after a plain gradient step of rate `lr` on `incoming`."""
         self._allow("virtual_step")
         with evaluating(self._network):
-            losses = losses_after_step(self._module, *self._fetch(incoming), self.lr, *self._fetch(slots))
+            inputs, rows = (part.split([len(incoming), len(slots)]) for part in self._fetch(np.append(incoming, slots)))
+            losses = losses_after_step(self._module, inputs[0], rows[0], self.lr, inputs[1], rows[1])
         self.costs.selection_forward += len(incoming) + len(slots)
         self.costs.selection_backward += len(incoming)
         return losses
@@ -210,6 +220,10 @@ class Session:
         if unknown := sorted(policy.needs - QUANTITIES.keys()):
             raise GraspError(f"{self._policy} needs {unknown[0]!r}; a session offers {', '.join(QUANTITIES)}")
         self._needs, self._balanced, self._started = policy.needs, policy.balanced, started
+        if started:  # nothing can read what was measured at the start any more
+            for measured in ("_outputs", "_distances"):
+                vars(self).pop(measured, None)
+            self._loader.forget()
 
     def _allow(self, quantity: str) -> None:
         if quantity not in self._needs:
@@ -227,6 +241,11 @@ class Session:
         return group_by_class(self._buffer[self._groups_by].astype(np.int64))
 
     @cached_property
+    def _old_groups(self) -> list[Array]:
+        old = ~self._buffer.new
+        return [run[old[run]] for run in self._groups.each]
+
+    @cached_property
     def _distances(self) -> Array:
         group = self._buffer.labels if self._groups_by is None else self._buffer[self._groups_by]
         found = prototype_distances(self._outputs["embeddings"], torch.from_numpy(group))
@@ -241,8 +260,8 @@ class Session:
                 end = min(begin + self.chunk, len(self))
                 outputs = self._network(self._buffer.fetch(torch.arange(begin, end), self.device)[0])
                 parts = {}
-                if _FROM_EMBEDDINGS & self._needs:  # in half precision to save memory, clamped to its range
-                    parts["embeddings"] = self._part(outputs, "embedding").clamp(-65504, 65504).half()
+                if _FROM_EMBEDDINGS & self._needs:
+                    parts["embeddings"] = _halved(self._part(outputs, "embedding"))
                 if _FROM_LOGITS & self._needs:
                     parts["logits"] = self._part(outputs, "logits")
                 for name, part in parts.items():
@@ -255,8 +274,7 @@ class Session:
     def _forward(self, slots: Array, transform: Transform | None = None) -> SampleOutputs:
         parts = []
         with evaluating(self._network), torch.no_grad():
-            for chunk in torch.split(torch.as_tensor(slots), self.chunk):
-                inputs, rows = self._fetch(chunk)
+            for inputs, rows in self._chunks(slots):
                 outputs = self._network(transform(inputs) if transform else inputs)
                 logits, embedding = self._part(outputs, "logits"), self._part(outputs, "embedding")
                 parts.append((embedding, getattr(outputs, "features", embedding), logits, rows))
@@ -277,8 +295,14 @@ class Session:
         hint = "or give the session a network, a module that returns .embedding and .logits"
         return GraspError(f"{self._policy} reads {argument}, a function of inputs; {hint}")
 
-    def _fetch(self, slots: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        inputs, labels = self._buffer.fetch(slots, self.device)
+    def _chunks(self, slots: Array) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Inputs and rows of `slots`, chunk by chunk; for a mini-batch they are fetched, and kept, as a whole."""
+        size = len(slots) if self._started else self.chunk
+        for part in np.split(np.asarray(slots), range(size, len(slots), size or 1)):
+            yield from zip(*(values.split(self.chunk) for values in self._fetch(part)), strict=True)
+
+    def _fetch(self, slots: Array) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, labels = self._loader.look(slots)
         return inputs, self._rows_of(labels)
 
     def _label_rows(self) -> torch.Tensor:
@@ -289,20 +313,6 @@ class Session:
         if not isinstance(self._network, torch.nn.Module):
             raise self._missing("logits")
         return self._network
-
-
-@contextlib.contextmanager
-def evaluating(network: Any) -> Iterator[None]:
-    """Put a module, or the module that owns a method, into eval mode; restore the mode of every submodule."""
-    owner = getattr(network, "__self__", network)
-    modes = {part: part.training for part in owner.modules()} if isinstance(owner, torch.nn.Module) else {}
-    try:
-        for module in modes:
-            module.training = False
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
 
 
 def batches(policy: Policy, session: Session, begun: int | None = None) -> Iterator[Array]:
@@ -404,7 +414,7 @@ def rehearse(
         raise GraspError(f"budget must be a Budget(updates=…, batch_size=…), got {budget!r}")
     chosen = policies.create(policy) if isinstance(policy, str) else policy
     draws = np.random.default_rng(buffer.draw_seed() if rng is None else rng)
-    network = embed if model is None else _Joined(model, embed)
+    network = embed if model is None else Joined(model, embed)
     if "new" in chosen.needs and budget.samples and len(buffer):
         said = f"policy {chosen.display_name!r} needs new and old samples, but all {len(buffer)} stored samples are"
         if not buffer.new.any():
@@ -416,35 +426,8 @@ def rehearse(
 
 def _reporting(policy: Policy, session: Session, buffer: Buffer) -> Iterator[MiniBatch]:
     for slots in batches(policy, session):
-        batch = MiniBatch(*buffer.fetch(slots, session.device), slots, policy)
+        batch = MiniBatch(*session._loader.fetch(slots), slots, policy)
         yield batch
         if "feedback" in policy.needs and not batch._reported:
             raise GraspError(f"policy {policy.display_name!r} needs feedback: call batch.report(logits) every time")
     buffer.settle()
-
-
-class _Joined(torch.nn.Module):
-    """A model and an embedding function as one network with `.embedding` and `.logits`."""
-
-    def __init__(self, model: Network, embed: Network | None) -> None:
-        super().__init__()
-        owner = getattr(model, "__self__", model)
-        self.owner = owner if isinstance(owner, torch.nn.Module) else None
-        # A tuple hides them from the module: `embed` may share layers, and functional_call must find each one once.
-        self.functions: tuple[Any, Any] = model, embed
-
-    @property
-    def head(self) -> Any:
-        return getattr(self.owner, "head", None)
-
-    def forward(self, inputs: torch.Tensor) -> Any:
-        model, embed = self.functions
-        outputs = model(inputs)
-        if embed is None and not isinstance(outputs, torch.Tensor):
-            return outputs
-        logits: torch.Tensor = getattr(outputs, "logits", outputs)
-        if embed is None:
-            return SimpleNamespace(embedding=logits.new_empty(len(logits), 0), logits=logits)
-        with evaluating(embed):
-            embedded = embed(inputs)
-        return SimpleNamespace(embedding=getattr(embedded, "embedding", embedded), logits=logits)
