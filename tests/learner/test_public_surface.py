@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from graspcl.learner import Batch, Derpp, Learner, Optimiser, Rehearsal, Siesta,
 from graspcl.model import Execution, SplitNetwork, execution, vector_network
 from graspcl.policy import Budget
 from graspcl.testing import check_learner
+from graspcl.testing.common import same
 
 INPUTS = torch.randn(40, 6, generator=torch.Generator().manual_seed(1))
 LABELS = np.arange(40) % 4
@@ -195,6 +197,16 @@ def test_a_state_that_does_not_fit_changes_nothing() -> None:
         with pytest.raises(GraspError, match="the state does not fit a learner 'derpp'"):
             learner.load_state_dict(state)
     assert len(learner.buffer) == 40 and learner.classes == [0, 1, 2, 3]
+
+
+def test_a_state_whose_buffer_does_not_fit_changes_nothing() -> None:
+    learner, other = Siesta(vectors(), Buffer(capacity=40)), Siesta(vectors(), Buffer(capacity=20))
+    learner.observe(INPUTS, LABELS)
+    other.observe(INPUTS[:10], LABELS[:10] + 5)
+    before = copy.deepcopy(learner.knowledge())
+    with pytest.raises(GraspError, match="the state is of a buffer with capacity 20, this one has 40"):
+        learner.load_state_dict(other.state_dict())
+    assert same(learner.knowledge(), before) and len(learner.buffer) == 40
 
 
 def test_head_labels_can_be_set() -> None:

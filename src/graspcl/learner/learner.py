@@ -267,8 +267,13 @@ class Learner:
         if expected != state.keys():
             name, keys = self.name or type(self).__name__, ", ".join(sorted(expected ^ state.keys()))
             raise GraspError(f"the state does not fit a learner {name!r} with these settings: it differs in {keys}")
+        before = self.knowledge()
         self.restore(state)
-        self.buffer.load_state_dict(state["buffer"])
+        try:
+            self.buffer.load_state_dict(state["buffer"])
+        except GraspError:
+            self.restore(before)
+            raise
         self.buffer.since = self.buffer.since if since is None else int(since)
 
     def restore(self, state: dict[str, Any]) -> None:
