@@ -49,6 +49,16 @@ def test_a_codec_learns_from_a_sample_of_locations(
     assert len(torch.unique(distance.argmin(1))) > 0.9 * vectors  # and each a different one
 
 
+def test_the_generator_draws_the_images() -> None:
+    def drawn(rng: int) -> list[int]:
+        asked: list[int] = []
+        fit_codec(tiny(), Recorder(), lambda i: (asked.extend(i.tolist()), read(i))[1], range(24), limit=7, rng=rng)
+        return asked
+
+    assert drawn(0) == drawn(0) != drawn(1)
+    assert len(set(drawn(0))) == 7 and drawn(0) != list(range(7)) != drawn(1)
+
+
 def test_locations_are_drawn_evenly() -> None:
     latents = torch.arange(9.0).reshape(1, 1, 3, 3).expand(3000, 2, 3, 3)
     some = _some_locations(latents, 3, np.random.default_rng(0))
