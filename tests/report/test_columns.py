@@ -187,6 +187,15 @@ def test_times_are_shares_of_a_session_of_uniform(swept):
     }  # fmt: skip
 
 
+def test_accuracy_by_memory_is_drawn_budget_by_budget(swept):
+    """Buffers of 20 samples and of all 1,000, each of 100 bytes."""
+    views = {view.label: view.data[0] for view in by_name(swept)["memory"].views}
+    found = {label: (line["name"], line["x"], line["y"]) for label, line in views.items()}
+    assert found == {
+        "1x updates": ("grasp", [0.002, 0.1], [65, 75]), "0.5x updates": ("grasp", [0.002, 0.1], [45, 55]),
+    }  # fmt: skip
+
+
 # -- the paper's tables ------------------------------------------------------------------------------------------------
 
 
