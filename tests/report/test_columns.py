@@ -9,6 +9,7 @@ from making import by_name, column, make_run, only, write_json
 from rich.console import Console
 
 from graspcl.report import gather, runs_table, sweep_table
+from graspcl.report.paper import paper_table
 from graspcl.report.render.html import render_report
 from graspcl.report.tables import (
     comparison_table,
@@ -184,3 +185,43 @@ def test_times_are_shares_of_a_session_of_uniform(swept):
     assert dict(zip(selection["y"], selection["x"], strict=True)) == {
         "grasp": 0.2, "uniform_balanced": 0.2, "uniform": 0.2, "mir": 0.6,
     }  # fmt: skip
+
+
+def test_accuracy_by_memory_is_drawn_budget_by_budget(swept):
+    """Buffers of 20 samples and of all 1,000, each of 100 bytes."""
+    views = {view.label: view.data[0] for view in by_name(swept)["memory"].views}
+    found = {label: (line["name"], line["x"], line["y"]) for label, line in views.items()}
+    assert found == {
+        "1x updates": ("grasp", [0.002, 0.1], [65, 75]), "0.5x updates": ("grasp", [0.002, 0.1], [45, 55]),
+    }  # fmt: skip
+
+
+# -- the paper's tables ------------------------------------------------------------------------------------------------
+
+
+def ours(runs, table):
+    """Our numbers in the row of GRASP."""
+    report = paper_table(gather([runs]).experiments, table)
+    (row,) = [row for row in report.rows if row[0].text == "GRASP"]
+    return [cell.text for cell in row[2::2]]
+
+
+def test_hours_of_the_paper_count_training_and_selection(tmp_path):
+    folder = make_run(tmp_path / "a", name="imagenet-300")
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    write_json(folder / "summary.json", {**summary, "training_seconds": 3600.0, "selection_seconds": 1800.0})
+    assert ours(tmp_path, "table-2")[-1] == "1.50"
+
+
+def test_drift_of_the_paper_is_that_of_each_session(tmp_path):
+    make_run(tmp_path / "a", name="drift", sessions=2, drift=True)
+    assert ours(tmp_path, "table-8") == ["0.1000", "0.0100", "0.2000", "0.0200"]
+
+
+def test_runs_stand_below_their_memory_and_form_of_rehearsal(tmp_path):
+    places = [(form, memory) for form in ("latent", "veridical") for memory in (None, 20)]
+    for right, (form, memory) in enumerate(places, start=5):
+        own = {"capacity": memory, "right": right, "config": {"rehearsal": form}}
+        make_run(tmp_path / f"{form}-{memory}", name="imagenet-1k", **own)
+    assert [ours(tmp_path, "table-4")[place] for place in (3, 7)] == ["50.00", "60.00"]  # α, unbounded and bounded
+    assert [ours(tmp_path, "table-5")[place] for place in (3, 7)] == ["70.00", "80.00"]

@@ -60,6 +60,15 @@ def test_contract(kind, samples, base, sessions, chunk, seed):
         check_stream(lambda: make(kind, indices, labels, seed, base, sessions, chunk=chunk), whole)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_samples_arrive_in_chunks_of_the_size_that_is_asked_for(kind):
+    stream = make(kind, np.arange(80), np.repeat(np.arange(8), 10), 0, chunk=7)
+    chunks = list(stream)
+    for session, samples in enumerate(stream.sessions, start=1):
+        sizes = [len(chunk.indices) for chunk in chunks if chunk.session == session]
+        assert sizes == [7] * (len(samples) // 7) + [len(samples) % 7] * (len(samples) % 7 > 0)
+
+
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "long_tailed"])
 @settings(max_examples=15, deadline=None)
 @given(data(), st.integers(0, 5))
