@@ -314,11 +314,11 @@ def batches(policy: Policy, session: Session, begun: int | None = None) -> Itera
     for _ in range(begun or 0, session.budget.updates):
         with selecting(session):
             slots = np.asarray(policy.select(session, n))
-        wanted = f"policy {policy.display_name!r} must return {n} slots in 0 … {len(session) - 1}"
-        if slots.dtype.kind not in "iu" or slots.shape != (n,):
-            raise GraspError(f"{wanted}, got {slots.dtype} of shape {slots.shape}")
-        if slots.min() < 0 or slots.max() >= len(session):
-            raise GraspError(f"{wanted}, got {slots.min()} … {slots.max()}")
+        fits = slots.dtype.kind in "iu" and slots.shape == (n,)
+        if not fits or slots.astype(np.uint64).max() >= len(session):  # negative ones become huge
+            got = f"{slots.min()} … {slots.max()}" if fits else f"{slots.dtype} of shape {slots.shape}"
+            wanted = f"policy {policy.display_name!r} must return {n} slots in 0 … {len(session) - 1}"
+            raise GraspError(f"{wanted}, got {got}")
         yield slots.astype(np.int64)
 
 
