@@ -180,8 +180,10 @@ class Buffer:
         """Return the inputs [n, …] of codes [n, …] on the device. Tensor codes are decoded there."""
         import torch
 
+        if self.codec is None:
+            return torch.as_tensor(codes).to(device, non_blocking=True)
         codes = codes if self._ragged else torch.as_tensor(codes).to(device, non_blocking=True)
-        return codes if self.codec is None else self.codec.decode(codes).to(device, non_blocking=True)
+        return self.codec.decode(codes).to(device, non_blocking=True)
 
     def draw_seed(self) -> int:
         """Draw a seed from the buffer's own generator, for callers without a generator."""

@@ -160,8 +160,9 @@ class Rehearsal:
         costs.training_backward += len(slots)
         if "feedback" in learner.policy.needs:
             with selecting(self.session), torch.no_grad():
-                outputs = (part.detach() for part in batch.outputs)
-                learner.policy.observe(slots, SampleOutputs(*outputs, batch.cross_entropies, batch.targets))
+                embedding, features, logits = (part.detach() for part in batch.outputs)
+                outputs = SampleOutputs(embedding, features, logits, batch.cross_entropies, batch.targets)
+                learner.policy.observe(slots, outputs)
         if self.updates % _CHECK_EVERY == 0 or self.done:
             self._check(closely=self.done)
 

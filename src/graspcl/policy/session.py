@@ -20,7 +20,7 @@ from graspcl.checks import Array, Count, Natural, checked
 from graspcl.errors import GraspError
 from graspcl.policy.drawing import Groups, group_by_class, weighted_draws
 from graspcl.policy.gradients import Gradients, full_gradients, last_layer_gradients, losses_after_step
-from graspcl.policy.policy import QUANTITIES, Policy, policies
+from graspcl.policy.policy import QUANTITIES, PlannedPolicy, Policy, checked_slots, policies
 from graspcl.policy.prototype import prototype_distances
 
 Network = Callable[[torch.Tensor], Any]
@@ -313,13 +313,9 @@ def batches(policy: Policy, session: Session, begun: int | None = None) -> Itera
     n = session.budget.batch_size
     for _ in range(begun or 0, session.budget.updates):
         with selecting(session):
-            slots = np.asarray(policy.select(session, n))
-        fits = slots.dtype.kind in "iu" and slots.shape == (n,)
-        if not fits or slots.astype(np.uint64).max() >= len(session):  # negative ones become huge
-            got = f"{slots.min()} … {slots.max()}" if fits else f"{slots.dtype} of shape {slots.shape}"
-            wanted = f"policy {policy.display_name!r} must return {n} slots in 0 … {len(session) - 1}"
-            raise GraspError(f"{wanted}, got {got}")
-        yield slots.astype(np.int64)
+            slots = policy.select(session, n)
+        # A plan was checked as a whole.
+        yield slots if isinstance(policy, PlannedPolicy) else checked_slots(policy, "return", slots, n, len(session))
 
 
 def begin(policy: Policy, session: Session) -> None:
