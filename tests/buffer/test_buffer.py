@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -267,28 +265,3 @@ def test_an_empty_buffer_has_a_state_too() -> None:
     for buffer in (empty, other):
         fill(buffer, generator(7, "stream"), 5)
     assert_same(empty.state_dict(), other.state_dict())
-
-
-# -- time ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("rule", RULES, ids=NAMES)
-def test_time_per_batch_does_not_grow_with_history(rule: Callable[[], Maintenance]) -> None:
-    """A buffer that has just become full and one that has been for long, in turn, so that the machine is the same."""
-    rng, codes = np.random.default_rng(0), np.zeros((10, 4), np.uint8)
-    young, old = (Buffer(500, maintenance=rule()) for _ in range(2))
-    times: dict[Buffer, list[float]] = {young: [], old: []}
-
-    def insert(buffer: Buffer) -> float:
-        labels = rng.integers(20, size=10)
-        begin = time.thread_time()
-        buffer.insert_codes(codes, labels)
-        return time.thread_time() - begin
-
-    for buffer, history in ((young, 60), (old, 1500)):
-        for _ in range(history):
-            insert(buffer)
-    for _ in range(150):
-        for buffer in (young, old):
-            times[buffer].append(insert(buffer))
-    assert statistics.median(times[old]) < 2 * statistics.median(times[young])

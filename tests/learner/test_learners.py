@@ -378,3 +378,19 @@ def test_texts_are_to_be_encoded_first() -> None:
     learner = Siesta(vector_network(4, generator=torch.Generator().manual_seed(0)), Buffer(), "grasp")
     with pytest.raises(GraspError, match="Tokenizer"):
         learner.observe(["a text"], [0])
+
+
+def test_an_update_does_only_what_is_asked_for(monkeypatch):
+    """The mode is set when it is not right, and only policies that name feedback get it."""
+    inputs, labels = clusters()
+    learner, modes, heard = make("finetune", "uniform"), [], []
+    learner.observe(inputs, labels)
+    train, loss = learner.network.train, learner.loss
+    monkeypatch.setattr(learner.network, "train", lambda mode=True: modes.append(mode) or train(mode))
+    monkeypatch.setattr(learner, "loss", lambda batch: heard.append(learner.network.neck.training) or loss(batch))
+    monkeypatch.setattr(learner.policy, "observe", lambda slots, outputs: heard.append("feedback"))
+    learner.rehearse(Budget(3, 4))
+    assert modes.count(True) == 1 and heard == [True] * 3
+    learner.observe(inputs, labels)
+    learner.rehearse(Budget(3, 4), on_step=lambda session: learner.predict(inputs[:1]))  # in eval mode
+    assert modes.count(True) == 1 + 3 and heard == [True] * 6

@@ -160,7 +160,7 @@ def test_it_ends_with_a_run_that_is_stopped(half, how):
         beat(half, pid=dead())
     else:
         (half / "progress.json").unlink()
-    deadline, text = time.monotonic() + 10, ""
+    deadline, text = time.monotonic() + 60, ""
     while "Stopped; run the same command again to resume." not in text and time.monotonic() < deadline:
         text = server.news()["progress"]
     assert "Stopped" in text

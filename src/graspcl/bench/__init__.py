@@ -15,9 +15,9 @@ ON_REQUEST = ("network",)  # takes minutes and has no bars: not part of "all"
 
 
 def run_benches(what: str, as_json: bool = False, **options: Any) -> bool:
-    """Run one bench, or "all" of those with bars; print the results and return whether all bars were met.
+    """Run one bench, or "all" of those with bars; print the results and return whether no bar was missed.
 
-    Results are printed as they are measured, one line each. Only `network` takes options, and it shows a table.
+    Results are printed as they are measured, as rows of a Markdown table. Only `network` takes options.
     """
     if options and what not in ON_REQUEST:
         given = ", ".join(f"--{name}" for name in options)
@@ -29,12 +29,17 @@ def run_benches(what: str, as_json: bool = False, **options: Any) -> bool:
         if not as_json:
             network.show(rates)
             return True
-        results: Iterable[Any] = rates
-    else:
-        from graspcl.bench import bars
+        return _print(rates, as_json)
+    from graspcl.bench import bars, timing
 
+    if not as_json:
+        sys.stdout.write(timing.HEADER + "\n")
+    with timing.one_thread():
         chosen = BENCHES if what == "all" else [what]
-        results = (bar for name in chosen for bar in getattr(bars, BENCHES[name])())
+        return _print((bar for name in chosen for bar in getattr(bars, BENCHES[name])()), as_json)
+
+
+def _print(results: Iterable[Any], as_json: bool) -> bool:
     met = True
     for result in results:
         text = json.dumps({**asdict(result), "ok": result.ok}) if as_json else result.line()

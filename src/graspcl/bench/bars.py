@@ -1,87 +1,51 @@
-"""The bars this project sets itself. Each function measures ratios within one run and yields them as bars."""
+"""The bars this project sets itself. Each function measures ratios (see `timing`) and yields them as bars."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from statistics import median
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
 
-from graspcl.buffer import Buffer
+from graspcl.bench.timing import ROUNDS, Bar, interleave
+from graspcl.buffer import Buffer, rules
 from graspcl.checks import Array
 from graspcl.codec import OPQ
 from graspcl.errors import require
-from graspcl.learner import Learner, Optimiser, Rehearsal, Siesta
-from graspcl.model import mobilenet_v3_large, vector_network
-from graspcl.policy import Budget, Policy, Session, policies
+from graspcl.learner import Learner, Optimiser, Siesta
+from graspcl.model import SplitNetwork, mobilenet_v3_large, vector_network
+from graspcl.policy import Budget, Session, batches, policies, rehearse
 from graspcl.policy.drawing import group_by_class, uniform_draws
 from graspcl.policy.grasp import grasp_draws
+from graspcl.policy.session import SampleOutputs
 
 
-@dataclass(frozen=True)
-class Bar:
-    """A ratio (or rate) measured within one run. `bar` is what it must reach or, unless `at_least`, not exceed."""
+def selection(
+    classes: int = 1000, per_class: int = 1281, budget: int = 1_281_024, timed: int = 3000, rounds: int = ROUNDS
+) -> Iterator[Bar]:
+    """GRASP's draws for one pass, against the published loop and uniform draws; then for ten times the classes.
 
-    bench: str
-    what: str
-    value: float
-    bar: float | None = None
-    at_least: bool = True
-    detail: str = ""
-
-    @property
-    def ok(self) -> bool:
-        """Whether the bar is met. Without a bar the value is for information."""
-        return self.bar is None or (self.value >= self.bar if self.at_least else self.value <= self.bar)
-
-    def line(self) -> str:
-        """Return one line to print.
-
-        >>> Bar("decode", "speed-up over faiss", 9.0, bar=5.0).line()
-        'decode: speed-up over faiss = 9.00 (at least 5: met)'
-        """
-        text = f"{self.bench}: {self.what} = {self.value:,.2f}"
-        if self.bar is not None:
-            text += f" ({'at least' if self.at_least else 'at most'} {self.bar:,g}: {'met' if self.ok else 'MISSED'})"
-        return f"{text} · {self.detail}" if self.detail else text
-
-
-def seconds(call: Callable[[], object]) -> float:
-    """Return the time of one call."""
-    begin = time.perf_counter()
-    call()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter() - begin
-
-
-def median_seconds(call: Callable[[], object], runs: int) -> float:
-    """Return the median time of `runs` calls, after one that is not counted."""
-    call()
-    return median(seconds(call) for _ in range(runs))
-
-
-def selection(classes: int = 1000, per_class: int = 1281, budget: int = 1_281_024, runs: int = 9) -> Iterator[Bar]:
-    """GRASP's draws for one pass, against the published loop and uniform draws; then for ten times the classes."""
+    `timed` draws of the loop are measured, and the rest is extrapolated.
+    """
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(classes), per_class)
     distances = rng.beta(4, 8, len(labels))
     groups = group_by_class(labels)
-    timed = 3000
-    loop = seconds(lambda: _published_loop(np.split(distances.copy(), classes), rng, timed)) * budget / timed
-    uniform = median_seconds(lambda: uniform_draws(groups, budget, rng), runs)
-    grasp = median_seconds(lambda: grasp_draws(distances, groups, budget, rng, 1e-7), runs)
-    detail = f"loop: {timed:,} draws timed, extrapolated to {loop:,.0f} s for {budget:,}; grasp {grasp:.3f} s"
-    yield Bar("selection", "grasp faster than the loop as published, times", loop / grasp, 300, detail=detail)
-    what = "grasp / uniform_balanced with replacement"
-    yield Bar("selection", what, grasp / uniform, 10, False, f"medians of {runs} runs")
-    many = group_by_class(np.concatenate([labels + classes * i for i in range(10)]))
-    far = np.tile(distances, 10)
-    tenfold = median_seconds(lambda: grasp_draws(far, many, 10 * budget, rng, 1e-7), 3)
-    yield Bar("selection", "ten times the samples cost, times", tenfold / grasp, 13, False, "median of 3 runs")
+    many, far = group_by_class(np.concatenate([labels + classes * i for i in range(10)])), np.tile(distances, 10)
+    loop, uniform, grasp, tenfold = interleave(
+        lambda: _published_loop(np.split(distances.copy(), classes), rng, timed),
+        lambda: uniform_draws(groups, budget, rng),
+        lambda: grasp_draws(distances, groups, budget, rng, 1e-7),
+        lambda: grasp_draws(far, many, 10 * budget, rng, 1e-7),
+        rounds=rounds,
+    )
+    yield Bar.of("selection", "the loop as published / grasp", loop * budget / timed / grasp, 300, at_least=True)
+    yield Bar.of("selection", "grasp / uniform_balanced, with replacement", grasp / uniform, 10)
+    yield Bar.of("selection", "grasp for ten times the samples / grasp", tenfold / grasp, 13)
 
 
 def _published_loop(distances: list[Array], rng: np.random.Generator, draws: int) -> None:
@@ -93,30 +57,49 @@ def _published_loop(distances: list[Array], rng: np.random.Generator, draws: int
         d_k[m] += d_k.max()
 
 
-def insert(capacity: int = 959_665, insertions: int = 2_000_000, batch: int = 2048) -> Iterator[Bar]:
-    """Codes of 1,568 bytes in 1,000 classes, in a full buffer of the paper's size; each insertion evicts a sample."""
+def insert(
+    capacity: int = 959_665, insertions: int = 2_000_000, batch: int = 2048, rounds: int = ROUNDS
+) -> Iterator[Bar]:
+    """Insertions that evict, into a full buffer of the paper's size: codes of 1,568 bytes in 1,000 classes.
+
+    Then the time per batch of each simple rule, in a buffer with a long history and in one that has just become full.
+    """
     rng = np.random.default_rng(0)
     buffer = Buffer(capacity=capacity, rng=1)
     codes = rng.integers(256, size=(batch, 14, 14, 8), dtype=np.uint8)
 
-    def step() -> float:
-        labels = rng.integers(1000, size=batch)
-        return seconds(lambda: buffer.insert(codes, labels))
+    def store(batches: int = 1) -> None:
+        for _ in range(batches):
+            buffer.insert(codes, rng.integers(1000, size=batch))
 
-    while len(buffer) < capacity:
-        step()
-    for _ in range(20):
-        step()
-    times = [step() for _ in range(insertions // batch)]
-    detail = f"{len(times)} batches of {batch:,}; buffer of {buffer.nbytes / 1e9:.2f} GB"
-    rate = batch * len(times) / sum(times)
-    yield Bar("insert", "insertions with eviction per second", rate, 300_000, detail=detail)
-    tenth = len(times) // 10
-    ratio = median(times[-tenth:]) / median(times[:tenth])
-    yield Bar("insert", "time per batch, last tenth / first tenth", ratio, 1.3, False, "medians")
+    def copy() -> None:
+        buffer["codes"][rng.integers(capacity, size=batch)] = codes
+
+    store(-(-capacity // batch))
+    young = np.divide(*interleave(store, copy, rounds=rounds, repeat=5))
+    store(insertions // batch)
+    old = np.divide(*interleave(store, copy, rounds=rounds, repeat=5))
+    yield Bar.of("insert", "insert with eviction / copying the same bytes", old, 4)
+    yield Bar.of("insert", f"insert after {insertions:,} insertions / at first", old / young, 1.3)
+    for rule in ("largest_class", "reservoir", "fifo", "ring"):
+        late, early = interleave(_inserting(rule, 1500), _inserting(rule, 60), rounds=rounds, repeat=40)
+        yield Bar.of("insert", f"{rule}: insert after a long history / when just filled", late / early, 1.3)
 
 
-def decode(runs: int = 15, batch: int = 128, side: int = 14, channels: int = 80) -> Iterator[Bar]:
+def _inserting(rule: str, history: int) -> Callable[[], None]:
+    """A function that inserts a batch of 10 into a buffer of 500 that has seen `history` batches."""
+    rng, codes = np.random.default_rng(0), np.zeros((10, 4), np.uint8)
+    buffer = Buffer(500, maintenance=rules.create(rule))
+
+    def store(batches: int = 1) -> None:
+        for _ in range(batches):
+            buffer.insert_codes(codes, rng.integers(20, size=10))
+
+    store(history)
+    return store
+
+
+def decode(batch: int = 128, side: int = 14, channels: int = 80, rounds: int = ROUNDS) -> Iterator[Bar]:
     """Sums of table rows for latents of 80 x 14 x 14, against faiss's decode and reverse transform, one thread each."""
     noise = torch.Generator().manual_seed(0)
     mix = torch.randn(channels, channels, generator=noise)
@@ -135,108 +118,159 @@ def decode(runs: int = 15, batch: int = 128, side: int = 14, channels: int = 80)
         vectors = torch.from_numpy(rotation.reverse_transform(quantizer.decode(flat)))
         return vectors.reshape(batch, side, side, channels).permute(0, 3, 1, 2).contiguous()
 
-    threads = torch.get_num_threads()
+    threads = faiss.omp_get_max_threads()
     try:
-        torch.set_num_threads(1)
         faiss.omp_set_num_threads(1)
-        ours, theirs = median_seconds(lambda: codec.decode(codes), runs), median_seconds(by_faiss, runs)
+        theirs, ours = interleave(by_faiss, lambda: codec.decode(codes), rounds=rounds, repeat=5)
     finally:
-        torch.set_num_threads(threads)
         faiss.omp_set_num_threads(threads)
-    rate = f"{len(flat) / ours / 1e6:.1f} million vectors/s on one core; medians of {runs} runs"
-    yield Bar("decode", "faster than faiss, times", theirs / ours, 5, detail=rate)
+    yield Bar.of("decode", "faiss / decode", theirs / ours, 5, at_least=True)
     difference = float((codec.decode(codes) - by_faiss()).abs().max())
-    yield Bar("decode", "largest difference to faiss, in units of 1e-4", difference * 1e4, 1, False)
+    yield Bar.of("decode", "largest difference to faiss, in units of 1e-4", [difference * 1e4], 1)
 
 
-def session(stored: int = 256, rounds: int = 5) -> Iterator[Bar]:
-    """A GRASP session of MobileNetV3-Large's plastic part on OPQ codes, against a bare loop with the same batches."""
-    latents = torch.randn(stored, 80, 14, 14, generator=torch.Generator().manual_seed(0))
+# -- sessions ---------------------------------------------------------------------------------------------------------
+
+
+def session(updates: int = 100, stored: int = 4096, images: int = 64, rounds: int = ROUNDS) -> Iterator[Bar]:
+    """Whole sessions of uniform rehearsal against the same updates written by hand, on samples held in memory."""
+    budget, noise = Budget(updates, batch_size=32), torch.Generator().manual_seed(0)
+    vectors, labels = torch.randn(stored, 256, generator=noise), torch.arange(stored) % 20
+    buffer = Buffer()
+    buffer.insert(vectors, labels)
+    model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 20))
+
+    def by_rehearse() -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        for x, y in rehearse(buffer, "uniform", budget):
+            loss = cross_entropy(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    def by_hand() -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        for slots in torch.randint(stored, (updates, 32), generator=noise):
+            loss = cross_entropy(model(vectors[slots]), labels[slots])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    ours, bare = interleave(by_rehearse, by_hand, rounds=rounds)
+    yield Bar.of("session", "rehearse / a loop by hand, MLP 256-512", ours / bare, 1.05)
+    perceptron = vector_network(256, hidden=512, generator=torch.Generator().manual_seed(0))
+    ours, bare = _siesta_and_by_hand(perceptron, Buffer(), vectors, labels, budget, rounds)
+    yield Bar.of("session", "Siesta / a loop by hand, MLP 256-512", ours / bare, 1.1)
+    latents = torch.randn(images, 80, 14, 14, generator=noise)
     codec = OPQ(iterations=1, samples=4096).fit(latents)
-    optimiser, budget = Optimiser(lr=0.01), Budget(updates=8, batch_size=32)
-    overheads, selections = [], []
-    for _ in range(rounds):
-        network = mobilenet_v3_large(generator=torch.Generator().manual_seed(0))
-        learner = Siesta(network, Buffer(codec=codec), "grasp", optimiser, rng=0)
-        learner.observe_codes(learner.buffer.encode(latents), np.arange(stored) % 8)
-        begin = time.perf_counter()
-        log = learner.rehearse(budget)
-        whole, selecting = time.perf_counter() - begin, log.costs.selection_seconds
-        taken = [learner.buffer.fetch(slots) for slots in log.picks]
-        bare = _bare_loop(learner, optimiser, [(inputs, learner.rows(labels)) for inputs, labels in taken])
-        overheads.append((whole - selecting) / bare - 1)
-        selections.append(selecting / whole)
-    detail = f"fetch, decode, bookkeeping; {rounds} rounds of {budget.updates} updates of {budget.batch_size}"
-    yield Bar("session", "percent on top of a bare loop", 100 * median(overheads), 10, False, detail)
-    share = "percent of the session spent on selection (its forward pass over the buffer included)"
-    yield Bar("session", share, 100 * median(selections))
+    network, few = mobilenet_v3_large(generator=torch.Generator().manual_seed(0)), Budget(max(4, updates // 12), 4)
+    ours, bare = _siesta_and_by_hand(network, Buffer(codec=codec), latents, labels[:images], few, rounds)
+    yield Bar.of("session", "Siesta / a loop by hand, MobileNetV3-Large on OPQ codes", ours / bare, 1.1)
 
 
-def _bare_loop(learner: Siesta, optimiser: Optimiser, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
-    network = learner.network.train()
-    optimizer = optimiser.build(network.plastic_parameters())
-    scheduler = optimiser.scheduler(optimizer, len(batches))
-    begin = time.perf_counter()
-    for inputs, rows in batches:
-        loss = torch.nn.functional.cross_entropy(network(inputs).logits, rows)
-        optimizer.zero_grad(set_to_none=True)
+def _siesta_and_by_hand(
+    network: SplitNetwork, buffer: Buffer, latents: torch.Tensor, labels: torch.Tensor, budget: Budget, rounds: int
+) -> Array:
+    """CPU seconds [2, rounds] of SIESTA's sessions and of a loop with the same network, optimiser and schedule."""
+    learner = Siesta(network, buffer, "uniform", Optimiser(lr=0.01))
+    codes = buffer.encode(latents)
+    learner.observe_codes(codes, labels)
+    stored, rows = torch.as_tensor(codes), learner.rows(labels)
+    rates = [group["lr"] for group in learner.optimiser.build(network.plastic_parameters()).param_groups]
+    noise = torch.Generator().manual_seed(0)
+
+    def by_hand() -> None:
+        optimizer = learner.optimiser.build(network.plastic_parameters())
+        schedule = torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, max_lr=rates, total_steps=budget.updates, cycle_momentum=False
+        )
+        network.train()
+        for slots in torch.randint(len(stored), (budget.updates, budget.batch_size), generator=noise):
+            inputs = stored[slots] if buffer.codec is None else buffer.codec.decode(stored[slots])
+            loss = cross_entropy(network(inputs).logits, rows[slots])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+
+    return interleave(lambda: learner.rehearse(budget), by_hand, rounds=rounds)
+
+
+# -- policies ---------------------------------------------------------------------------------------------------------
+
+_DIM, _BATCH = 512, 32
+_BARRED = (
+    *("uniform_balanced", "grasp", "mof", "hard_biased", "kmeans"),
+    *("max_loss", "min_margin", "min_confidence", "min_logit_distance", "min_rehearsal"),
+)
+
+
+def policy_times(stored: int = 8192, few: int = 512, rounds: int = ROUNDS) -> Iterator[Bar]:
+    """What policies cost: their own work as a part of training, then whole sessions relative to uniform rehearsal.
+
+    A session is one pass over vectors of 512 numbers in 16 classes with a three-layer network; a tenth is new. For
+    its own work, a policy gets outputs that cost nothing, since the forward pass costs the same for all that need one.
+    """
+    buffer = _vectors(stored)
+    learner, budget = _learner(buffer, "uniform"), Budget(stored // 512, 512)
+    optimizer = learner.optimiser.build(learner.network.plastic_parameters())
+    inputs, labels = buffer.fetch(np.arange(512))
+
+    def train() -> None:
+        loss = cross_entropy(learner.network(inputs).logits, learner.rows(labels))
+        optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        scheduler.step()
-    return time.perf_counter() - begin
 
+    training, *selecting = interleave(train, *(_selecting(name, buffer, budget) for name in _BARRED), rounds=rounds)
+    for name, spent in zip(_BARRED, selecting, strict=True):
+        what = f"{name}: its own work, percent of training"
+        yield Bar.of("policies", what, 100 * spent / (training * budget.updates), 10)
 
-_DIM = 512
-_SLICE = 10  # updates timed where a policy works per mini-batch; the rest of the session is extrapolated
-
-
-def policy_times(stored: int = 100_000, classes: int = 100, batch: int = 512) -> Iterator[Bar]:
-    """Session times of all policies relative to uniform rehearsal, as in the paper's figure.
-
-    Vectors of 512 numbers, a three-layer network with 512-d embeddings, one pass; a tenth of the samples is new.
-    """
-    rng = np.random.default_rng(0)
-    labels = rng.integers(classes, size=stored)
-    centres = rng.standard_normal((classes, _DIM), np.float32)
-    buffer = Buffer()
-    buffer.insert(centres[labels] + rng.standard_normal((stored, _DIM), np.float32), labels)
-    buffer.since = int(stored * 0.9)
-    learner = _learner(buffer, policies.create("uniform"))
-    measured = Session(buffer, Budget(1, 1), learner.rng, learner.network)
-    forward = seconds(lambda: measured.embeddings)
     names = ["uniform", *(name for name in policies.names() if name != "uniform")]
-    times = {name: _time(buffer, policies.create(name), Budget(stored // batch, batch)) for name in names}
-    training = times["uniform"][1]
-    for name, (selecting, trained) in times.items():
-        policy, whole = policies.get(name), selecting + trained
-        detail = f"{policy.family}; {policy.cost}; selection {selecting:.1f} s of {whole:.1f} s"
-        yield Bar("policies", f"{name}: session time / uniform", whole / sum(times["uniform"]), detail=detail)
-    by_distance = ("grasp", "uniform_balanced", "mof", "hard_biased", "kmeans")
-    by_score = ("max_loss", "min_margin", "min_confidence", "min_logit_distance", "min_rehearsal")
-    for name in (*by_distance, *by_score):
-        looks = bool({"embeddings", "distances", "logits"} & policies.get(name).needs)
-        extra = 100 * (times[name][0] - looks * forward) / training
-        what = "to a session" + (" beside its forward pass" if looks else "") if name in by_distance else ""
-        yield Bar("policies", f"{name}: percent added {what or 'beside one forward pass'}", extra, 10, False)
-    yield Bar("policies", "a forward pass over the buffer, percent of training", 100 * forward / training)
+    uniform, *others = interleave(*(_rehearsing(name, few) for name in names), rounds=rounds)
+    for name, spent in zip(names[1:], others, strict=True):
+        yield Bar.of("policies", f"{name}: a session / uniform", spent / uniform)
 
 
-def _learner(buffer: Buffer, policy: Policy) -> Learner:
+def _vectors(stored: int) -> Buffer:
+    rng, buffer = np.random.default_rng(0), Buffer()
+    labels = rng.permutation(np.arange(stored) % 16)
+    centres = rng.standard_normal((16, _DIM), np.float32)
+    buffer.insert(centres[labels] + rng.standard_normal((stored, _DIM), np.float32), labels)
+    return buffer
+
+
+def _learner(buffer: Buffer, policy: str) -> Learner:
     network = vector_network(_DIM, hidden=1024, embedding=_DIM, generator=torch.Generator().manual_seed(0))
-    learner = Learner(network, buffer, policy, Optimiser(lr=0.1))
+    learner = Learner(network, buffer, policy, Optimiser(lr=0.01))
     learner.add_classes(buffer.labels)
     return learner
 
 
-def _time(buffer: Buffer, policy: Policy, budget: Budget) -> tuple[float, float]:
-    """Seconds of selection and of training in a session; those of mini-batches are extrapolated from `_SLICE`."""
-    rehearsal = Rehearsal(_learner(buffer, policy), budget)
-    costs = rehearsal.session.costs
-    rehearsal.step()  # includes the policy's start, and what is compiled or allocated once
-    warm = (costs.selection_seconds, costs.training_seconds)
-    for _ in range(_SLICE):
-        rehearsal.step()
-    select = (costs.selection_seconds - warm[0]) / _SLICE
-    train = (costs.training_seconds - warm[1]) / _SLICE
-    start = max(0.0, warm[0] - select)
-    return start + select * budget.updates, train * budget.updates
+def _selecting(name: str, buffer: Buffer, budget: Budget) -> Callable[[], None]:
+    """A function that selects all mini-batches of a session, for a network whose outputs are its inputs."""
+
+    def outputs(inputs: torch.Tensor) -> Any:
+        return SimpleNamespace(embedding=inputs, logits=inputs[:, :16])
+
+    inputs, rows = buffer.fetch(np.arange(budget.batch_size))
+    trained = SampleOutputs(inputs, inputs, inputs[:, :16], cross_entropy(inputs[:, :16], rows, reduction="none"), rows)
+
+    def select() -> None:
+        policy = policies.create(name)
+        for slots in batches(policy, Session(buffer, budget, np.random.default_rng(0), outputs)):
+            policy.observe(slots, trained)
+
+    return select
+
+
+def _rehearsing(name: str, stored: int) -> Callable[[], None]:
+    """A function that runs a session of one pass; a tenth of the samples is new each time."""
+    learner = _learner(_vectors(stored), name)
+
+    def run() -> None:
+        learner.buffer.since = int(stored * 0.9)
+        learner.rehearse(Budget(stored // _BATCH, _BATCH))
+
+    return run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median
@@ -14,7 +15,6 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from graspcl.bench.bars import seconds
 from graspcl.buffer import Buffer
 from graspcl.checks import Array
 from graspcl.codec import OPQ
@@ -182,6 +182,15 @@ def _training(learner: Siesta, inputs: torch.Tensor, labels: Array) -> Call:
 def _waking(learner: Siesta, codec: OPQ, codes: torch.Tensor, labels: Array) -> Call:
     learner.buffer = Buffer(codec=codec)
     return lambda: learner.observe_codes(codes, labels)
+
+
+def seconds(call: Call) -> float:
+    """Return the time of one call; all threads work on it, so this is not CPU time."""
+    begin = time.perf_counter()
+    call()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - begin
 
 
 def _seconds(calls: dict[str, Call], rounds: int) -> tuple[dict[str, float], dict[str, float]]:

@@ -162,9 +162,11 @@ class Buffer:
         if self._shape is None:
             raise GraspError("the buffer is empty: insert samples before fetching")
         slots = torch.as_tensor(slots, dtype=torch.int64)
-        if len(slots) and (int(slots.min()) < 0 or int(slots.max()) >= self._count):
-            raise GraspError(f"slots must be in 0 … {self._count - 1}, got {int(slots.min())} … {int(slots.max())}")
-        labels = torch.from_numpy(self._storage["labels"]).index_select(0, slots).to(device, torch.int64)
+        try:
+            labels = torch.from_numpy(self.labels).index_select(0, slots).to(device, torch.int64)
+        except IndexError:
+            found = f"{int(slots.min())} … {int(slots.max())}"
+            raise GraspError(f"slots must be in 0 … {self._count - 1}, got {found}") from None
         codes = self._storage["codes"]
         chosen = codes[slots.numpy()] if self._ragged else torch.from_numpy(codes).index_select(0, slots)
         return self.decode(chosen, device), labels
@@ -178,9 +180,10 @@ class Buffer:
         """Return the inputs [n, …] of codes [n, …] on the device. Tensor codes are decoded there."""
         import torch
 
+        if self.codec is None:
+            return torch.as_tensor(codes).to(device, non_blocking=True)
         codes = codes if self._ragged else torch.as_tensor(codes).to(device, non_blocking=True)
-        inputs = torch.as_tensor(codes) if self.codec is None else self.codec.decode(codes)
-        return inputs.to(device, non_blocking=True)
+        return self.codec.decode(codes).to(device, non_blocking=True)
 
     def draw_seed(self) -> int:
         """Draw a seed from the buffer's own generator, for callers without a generator."""

@@ -141,8 +141,9 @@ class Rehearsal:
         start = time.perf_counter()
         inputs, labels = self._loader.fetch(slots, learner.policy.upcoming(len(slots)))
         # Update.
-        learner.network.train()
-        new = torch.from_numpy(learner.buffer.new[slots]).to(learner.device)
+        if not learner.network.training:
+            learner.network.train()  # walks over all its modules
+        new = torch.from_numpy(learner.buffer.births[slots] >= learner.buffer.since).to(learner.device)
         batch = Batch(inputs, learner.rows(labels), slots, learner.network(inputs), new)
         loss = learner.loss(batch)
         self._optimizer.zero_grad(set_to_none=True)
@@ -158,9 +159,11 @@ class Rehearsal:
         costs.updates = self.updates
         costs.training_forward += len(slots)
         costs.training_backward += len(slots)
-        with selecting(self.session):
-            embedding, features, logits, losses = (part.detach() for part in (*batch.outputs, batch.cross_entropies))
-            learner.policy.observe(slots, SampleOutputs(embedding, features, logits, losses, batch.targets))
+        if "feedback" in learner.policy.needs:
+            with selecting(self.session), torch.no_grad():
+                embedding, features, logits = (part.detach() for part in batch.outputs)
+                outputs = SampleOutputs(embedding, features, logits, batch.cross_entropies, batch.targets)
+                learner.policy.observe(slots, outputs)
         if self.updates % _CHECK_EVERY == 0 or self.done:
             self._check(closely=self.done)
 

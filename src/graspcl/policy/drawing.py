@@ -132,13 +132,14 @@ def candidates(slots: Array, number: int, rng: np.random.Generator) -> Array:
 def whole_passes(slots: Array, number: int) -> tuple[Array, int]:
     """Repeat all `slots` as often as they fit into `number`; return them and how many slots are still missing."""
     whole, rest = divmod(number, len(slots))
-    return np.tile(slots, whole), rest
+    return (np.tile(slots, whole) if whole else slots[:0]), rest
 
 
 def evenly(slots: Array, number: int, rng: np.random.Generator) -> Array:
     """Draw `number` slots uniformly. No slot comes again before all have come."""
     whole, rest = whole_passes(slots, number)
-    return np.append(whole, rng.choice(slots, rest, replace=False))
+    drawn = rng.choice(slots, rest, replace=False)
+    return np.append(whole, drawn) if len(whole) else drawn
 
 
 def best(slots: Array, scores: torch.Tensor, k: int) -> Array:

@@ -109,10 +109,8 @@ class PlannedPolicy(Policy):
         raise GraspError(f"policy {type(self).__name__} must define plan(session)")
 
     def begin(self, session: Session) -> None:
-        self._plan, self._next = np.asarray(self.plan(session)), 0
-        if self._plan.shape != (session.budget.samples,):
-            wanted = f"policy {self.display_name!r} must plan {session.budget.samples:,} slots, the session's budget"
-            raise GraspError(f"{wanted}, got shape {self._plan.shape}")
+        self._plan = checked_slots(self, "plan", self.plan(session), session.budget.samples, len(session))
+        self._next = 0
 
     def select(self, session: Session, n: int) -> Array:
         self._next += n
@@ -120,6 +118,17 @@ class PlannedPolicy(Policy):
 
     def upcoming(self, n: int) -> Array | None:
         return self._plan[self._next : self._next + n]
+
+
+def checked_slots(policy: Policy, does: str, given: Any, number: int, stored: int) -> Array:
+    """Return what a policy plans or returns as int64 [number]; it must be slots of `stored` samples."""
+    slots: Array = np.asarray(given)
+    fits = slots.dtype.kind in "iu" and slots.shape == (number,)
+    if not fits or slots.min() < 0 or slots.max() >= stored:
+        got = f"{slots.min()} … {slots.max()}" if fits else f"{slots.dtype} of shape {slots.shape}"
+        wanted = f"policy {policy.display_name!r} must {does} {number:,} slots in 0 … {stored - 1}"
+        raise GraspError(f"{wanted}, got {got}")
+    return np.array(slots, np.int64)
 
 
 class IncomingPolicy(Policy):

@@ -21,7 +21,7 @@ from graspcl.policy.drawing import Groups, group_by_class, weighted_draws
 from graspcl.policy.gradients import Gradients, full_gradients, last_layer_gradients, losses_after_step
 from graspcl.policy.loader import Loader
 from graspcl.policy.networks import Joined, Network, evaluating
-from graspcl.policy.policy import QUANTITIES, Policy, policies
+from graspcl.policy.policy import QUANTITIES, PlannedPolicy, Policy, checked_slots, policies
 from graspcl.policy.prototype import prototype_distances
 
 Transform = Callable[[torch.Tensor], torch.Tensor]
@@ -323,13 +323,9 @@ def batches(policy: Policy, session: Session, begun: int | None = None) -> Itera
     n = session.budget.batch_size
     for _ in range(begun or 0, session.budget.updates):
         with selecting(session):
-            slots = np.asarray(policy.select(session, n))
-        wanted = f"policy {policy.display_name!r} must return {n} slots in 0 … {len(session) - 1}"
-        if slots.dtype.kind not in "iu" or slots.shape != (n,):
-            raise GraspError(f"{wanted}, got {slots.dtype} of shape {slots.shape}")
-        if slots.min() < 0 or slots.max() >= len(session):
-            raise GraspError(f"{wanted}, got {slots.min()} … {slots.max()}")
-        yield slots.astype(np.int64)
+            slots = policy.select(session, n)
+        # A plan was checked as a whole.
+        yield slots if isinstance(policy, PlannedPolicy) else checked_slots(policy, "return", slots, n, len(session))
 
 
 def begin(policy: Policy, session: Session) -> None:

@@ -1,0 +1,91 @@
+"""How speed is measured: subject and baseline in turn, in CPU seconds of this process, as one ratio per round.
+
+Load changes from second to second, and both sides of a round see the same load. CPU seconds do not count the time in
+which other programs run. One thread is used, because threads that wait for each other spend CPU seconds, too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from graspcl.checks import Array
+
+ROUNDS = 20
+HEADER = f"| {'bench':9} | {'figure':66} | median | quartiles     | bar   | verdict |\n|---|---|---|---|---|---|"
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A figure measured in several rounds: its median and quartiles, and the `bar` it must not exceed (or reach).
+
+    >>> print(Bar.of("decode", "faiss / decode", [8.0, 9.0, 9.2], bar=5, at_least=True).line()[-44:])
+    |   9.00 |   8.50 – 9.10 |   ≥ 5 | met     |
+    """
+
+    bench: str
+    what: str
+    value: float  # the median of the rounds
+    low: float  # their lower quartile
+    high: float  # their upper quartile
+    bar: float | None = None  # without one, the figure is for information
+    at_least: bool = False  # whether the bar must be reached
+
+    @classmethod
+    def of(cls, bench: str, what: str, rounds: Any, bar: float | None = None, at_least: bool = False) -> Bar:
+        """Summarise the values of all `rounds`."""
+        low, value, high = np.quantile(np.asarray(rounds, float), [0.25, 0.5, 0.75]).tolist()
+        return cls(bench, what, value, low, high, bar, at_least)
+
+    @property
+    def ok(self) -> bool:
+        """False if both quartiles are on the wrong side of the bar."""
+        return self.bar is None or (self.high >= self.bar if self.at_least else self.low <= self.bar)
+
+    def line(self) -> str:
+        """Return one row of a Markdown table, see `HEADER`."""
+        bar = "" if self.bar is None else f"{'≥' if self.at_least else '≤'} {self.bar:g}"
+        verdict = "" if self.bar is None else "met" if self.ok else "MISSED"
+        spread = f"{_number(self.low)} – {_number(self.high)}"
+        return f"| {self.bench:9} | {self.what:66} | {_number(self.value):>6} | {spread:>13} | {bar:>5} | {verdict:7} |"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.2f}"
+
+
+def interleave(*calls: Callable[[], object], rounds: int = ROUNDS, repeat: int = 1) -> Array:
+    """Return the CPU seconds [calls, rounds] of calls made in turn, A B A B …, after one round that is not counted.
+
+    Short calls are repeated: each turn makes `repeat` calls.
+    """
+    for call in calls:
+        call()
+    return np.array([[cpu_seconds(call, repeat) for call in calls] for _ in range(rounds)]).T
+
+
+def cpu_seconds(call: Callable[[], object], repeat: int = 1) -> float:
+    """Return the CPU seconds that this process spends on `repeat` calls."""
+    begin = time.process_time()
+    for _ in range(repeat):
+        call()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.process_time() - begin
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch use one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
