@@ -15,8 +15,8 @@ from torch import nn
 from graspcl.buffer import Buffer
 from graspcl.errors import GraspError
 from graspcl.policy import Budget, PlannedPolicy, Policy, Session, batches, policies
+from graspcl.policy.networks import evaluating
 from graspcl.policy.prototype import prototype_distances
-from graspcl.policy.session import evaluating
 from graspcl.random import restore_rng, rng_state
 from graspcl.testing.common import Outputs, ToyNetwork
 

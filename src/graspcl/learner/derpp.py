@@ -18,7 +18,7 @@ from graspcl.learner.optimiser import Optimiser
 from graspcl.learner.rehearsal import Batch
 from graspcl.model import Execution, SplitNetwork
 from graspcl.policy import Costs, Policy
-from graspcl.policy.session import evaluating
+from graspcl.policy.networks import evaluating
 
 
 @learners.register("derpp")

@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from functools import cached_property
-from types import SimpleNamespace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -20,10 +19,10 @@ from graspcl.checks import Array, Count, Natural, checked
 from graspcl.errors import GraspError
 from graspcl.policy.drawing import Groups, group_by_class, weighted_draws
 from graspcl.policy.gradients import Gradients, full_gradients, last_layer_gradients, losses_after_step
+from graspcl.policy.networks import Joined, Network, evaluating
 from graspcl.policy.policy import QUANTITIES, Policy, policies
 from graspcl.policy.prototype import prototype_distances
 
-Network = Callable[[torch.Tensor], Any]
 Transform = Callable[[torch.Tensor], torch.Tensor]
 Value = TypeVar("Value")
 
@@ -150,12 +149,18 @@ class Session:
     births = _Quantity("births", lambda s: _read_only(s._buffer.births))  # arrival number, unique to a sample [N]
     new = _Quantity("new", lambda s: _read_only(s._buffer.new))  # whether it arrived since the last session [N], bool
     groups = _Quantity("labels", lambda s: s._groups)  # slots grouped by class, or by the column `groups_by`
+    group_of = _Quantity("labels", lambda s: _read_only(s._group_of))  # class, or value of the column `groups_by` [N]
     rows = _Quantity("labels", lambda s: s._label_rows())  # column of the logits [N]
     # When the session starts:
     embeddings = _Quantity("embeddings", lambda s: s._outputs["embeddings"])  # penultimate layer [N, D], float16
     distances = _Quantity("distances", lambda s: s._distances)  # cosine distance to the class prototype [N]
     logits = _Quantity("logits", lambda s: s._outputs["logits"])  # [N, K]
     losses = _Quantity("losses", lambda s: cross_entropy(s._outputs["logits"], s._label_rows(), reduction="none"))
+
+    def embed(self, slots: Array) -> torch.Tensor:
+        """Return the embeddings [n, D], float16, of the samples in `slots` [n] when the session starts."""
+        self._allow("embeddings")
+        return self._measure(slots)["embeddings"]
 
     # -- of chosen samples, under the current network ----------------------------------------------------------------
 
@@ -222,24 +227,29 @@ class Session:
 
     @cached_property
     def _groups(self) -> Groups:
-        if self._groups_by is None:
-            return Groups(*self._buffer.index.grouped())
-        return group_by_class(self._buffer[self._groups_by].astype(np.int64))
+        grouped = self._groups_by is not None
+        return group_by_class(self._group_of.astype(np.int64)) if grouped else Groups(*self._buffer.index.grouped())
+
+    @property
+    def _group_of(self) -> Array:
+        return self._buffer.labels if self._groups_by is None else self._buffer[self._groups_by]
 
     @cached_property
     def _distances(self) -> Array:
-        group = self._buffer.labels if self._groups_by is None else self._buffer[self._groups_by]
-        found = prototype_distances(self._outputs["embeddings"], torch.from_numpy(group))
+        found = prototype_distances(self._outputs["embeddings"], torch.from_numpy(self._group_of))
         return _read_only(found.numpy(force=True))
 
     @cached_property
     def _outputs(self) -> dict[str, torch.Tensor]:
-        """What the policy needs of the network's outputs for all samples."""
+        return self._measure(np.arange(len(self)))
+
+    def _measure(self, slots: Array) -> dict[str, torch.Tensor]:
+        """What the policy needs of the network's outputs for `slots` [n]."""
         found: dict[str, torch.Tensor] = {}
         with evaluating(self._network), torch.no_grad():
-            for begin in range(0, len(self), self.chunk):
-                end = min(begin + self.chunk, len(self))
-                outputs = self._network(self._buffer.fetch(torch.arange(begin, end), self.device)[0])
+            for begin in range(0, len(slots), self.chunk):
+                end = min(begin + self.chunk, len(slots))
+                outputs = self._network(self._buffer.fetch(slots[begin:end], self.device)[0])
                 parts = {}
                 if _FROM_EMBEDDINGS & self._needs:  # in half precision to save memory, clamped to its range
                     parts["embeddings"] = self._part(outputs, "embedding").clamp(-65504, 65504).half()
@@ -247,9 +257,9 @@ class Session:
                     parts["logits"] = self._part(outputs, "logits")
                 for name, part in parts.items():
                     if name not in found:
-                        found[name] = part.new_empty((len(self), *part.shape[1:]))
+                        found[name] = part.new_empty((len(slots), *part.shape[1:]))
                     found[name][begin:end] = part
-        self.costs.selection_forward += len(self)
+        self.costs.selection_forward += len(slots)
         return found
 
     def _forward(self, slots: Array, transform: Transform | None = None) -> SampleOutputs:
@@ -289,20 +299,6 @@ class Session:
         if not isinstance(self._network, torch.nn.Module):
             raise self._missing("logits")
         return self._network
-
-
-@contextlib.contextmanager
-def evaluating(network: Any) -> Iterator[None]:
-    """Put a module, or the module that owns a method, into eval mode; restore the mode of every submodule."""
-    owner = getattr(network, "__self__", network)
-    modes = {part: part.training for part in owner.modules()} if isinstance(owner, torch.nn.Module) else {}
-    try:
-        for module in modes:
-            module.training = False
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
 
 
 def batches(policy: Policy, session: Session, begun: int | None = None) -> Iterator[Array]:
@@ -359,13 +355,20 @@ class MiniBatch:
     def __iter__(self) -> Iterator[torch.Tensor]:
         return iter((self.x, self.y))
 
-    def report(self, logits: torch.Tensor) -> None:
-        """Report the logits of this mini-batch to the policy: `logits` [n, K], where column k is class k."""
-        if logits.ndim != 2 or len(logits) != len(self.y):
-            raise GraspError(f"report takes logits of shape ({len(self.y)}, classes), got {tuple(logits.shape)}")
-        logits, unknown = logits.detach(), logits.new_empty(len(logits), 0)
+    def report(self, logits: torch.Tensor, embeddings: torch.Tensor | None = None) -> None:
+        """Report the outputs of this mini-batch to the policy.
+
+        Args:
+            logits: [n, K], where column k is class k.
+            embeddings: [n, D], for policies that remember distances; not needed by others.
+        """
+        z = logits.new_empty(len(self.y), 0) if embeddings is None else embeddings.detach()
+        for name, part, width in (("logits", logits, "classes"), ("embeddings", z, "dimensions")):
+            if part.ndim != 2 or len(part) != len(self.y):
+                raise GraspError(f"report takes {name} of shape ({len(self.y)}, {width}), got {tuple(part.shape)}")
+        logits = logits.detach()
         losses = cross_entropy(logits, self.y, reduction="none")
-        self._policy.observe(self.slots, SampleOutputs(unknown, unknown, logits, losses, self.y))
+        self._policy.observe(self.slots, SampleOutputs(z, z, logits, losses, self.y))
         self._reported = True
 
 
@@ -404,7 +407,7 @@ def rehearse(
         raise GraspError(f"budget must be a Budget(updates=…, batch_size=…), got {budget!r}")
     chosen = policies.create(policy) if isinstance(policy, str) else policy
     draws = np.random.default_rng(buffer.draw_seed() if rng is None else rng)
-    network = embed if model is None else _Joined(model, embed)
+    network = embed if model is None else Joined(model, embed)
     if "new" in chosen.needs and budget.samples and len(buffer):
         said = f"policy {chosen.display_name!r} needs new and old samples, but all {len(buffer)} stored samples are"
         if not buffer.new.any():
@@ -421,30 +424,3 @@ def _reporting(policy: Policy, session: Session, buffer: Buffer) -> Iterator[Min
         if "feedback" in policy.needs and not batch._reported:
             raise GraspError(f"policy {policy.display_name!r} needs feedback: call batch.report(logits) every time")
     buffer.settle()
-
-
-class _Joined(torch.nn.Module):
-    """A model and an embedding function as one network with `.embedding` and `.logits`."""
-
-    def __init__(self, model: Network, embed: Network | None) -> None:
-        super().__init__()
-        owner = getattr(model, "__self__", model)
-        self.owner = owner if isinstance(owner, torch.nn.Module) else None
-        # A tuple hides them from the module: `embed` may share layers, and functional_call must find each one once.
-        self.functions: tuple[Any, Any] = model, embed
-
-    @property
-    def head(self) -> Any:
-        return getattr(self.owner, "head", None)
-
-    def forward(self, inputs: torch.Tensor) -> Any:
-        model, embed = self.functions
-        outputs = model(inputs)
-        if embed is None and not isinstance(outputs, torch.Tensor):
-            return outputs
-        logits: torch.Tensor = getattr(outputs, "logits", outputs)
-        if embed is None:
-            return SimpleNamespace(embedding=logits.new_empty(len(logits), 0), logits=logits)
-        with evaluating(embed):
-            embedded = embed(inputs)
-        return SimpleNamespace(embedding=getattr(embedded, "embedding", embedded), logits=logits)
