@@ -94,6 +94,7 @@ class Rehearsal:
         # If the loss diverges, the learner returns to this.
         self._before = {name: value.clone() for name, value in learner.network.state_dict().items()}
         self._rng_before = rng_state(learner.rng)
+        self._rule_before = learner.buffer.maintenance.knowledge(learner.buffer)
         check_stored(self.session)
         if state is None and budget.updates:
             learner.begin_session()
@@ -144,6 +145,10 @@ class Rehearsal:
         new = torch.from_numpy(learner.buffer.new[slots]).to(learner.device)
         batch = Batch(inputs, learner.rows(labels), slots, learner.network(inputs), new)
         loss = learner.loss(batch)
+        embedding, features, logits, losses = (part.detach() for part in (*batch.outputs, batch.cross_entropies))
+        seen = SampleOutputs(embedding, features, logits, losses, batch.targets)
+        if (rule := learner.buffer.maintenance).columns:
+            rule.trained(learner.buffer, slots, seen, batch.targets, learner.network.head)
         self._optimizer.zero_grad(set_to_none=True)
         self._scaler.scale(loss).backward()
         self._scaler.step(self._optimizer)
@@ -158,8 +163,7 @@ class Rehearsal:
         costs.training_forward += len(slots)
         costs.training_backward += len(slots)
         with selecting(self.session):
-            embedding, features, logits, losses = (part.detach() for part in (*batch.outputs, batch.cross_entropies))
-            learner.policy.observe(slots, SampleOutputs(embedding, features, logits, losses, batch.targets))
+            learner.policy.observe(slots, seen)
         if self.updates % _CHECK_EVERY == 0 or self.done:
             self._check(closely=self.done)
 
@@ -208,6 +212,7 @@ class Rehearsal:
         self.learner.network.load_state_dict(self._before)
         self.learner.network.eval()
         restore_rng(self.learner.rng, self._rng_before)
+        self.learner.buffer.maintenance.restore(self.learner.buffer, self._rule_before)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the learner's own state does not contain of a running session."""
@@ -223,6 +228,7 @@ class Rehearsal:
             "scaler": self._scaler.state_dict(),
             "before": self._before,
             "rng_before": self._rng_before,
+            "rule_before": self._rule_before,
         }
 
     def _load(self, state: dict[str, Any]) -> None:
@@ -237,6 +243,7 @@ class Rehearsal:
         if state["scaler"]:
             self._scaler.load_state_dict(dict(state["scaler"]))
         self._before, self._rng_before = dict(state["before"]), state["rng_before"]
+        self._rule_before = state.get("rule_before", self._rule_before)  # earlier versions have none
 
     def _stacked_picks(self) -> Array:
         return np.stack(self._picks) if self._picks else np.empty((0, self.budget.batch_size), np.int32)
