@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 import torch
-from torch.nn.functional import cosine_similarity, threshold
+from torch.linalg import vecdot, vector_norm
+from torch.nn.functional import threshold
 
 from graspcl.checks import Array, Positive
 from graspcl.errors import GraspError
@@ -53,12 +54,12 @@ def prototype_distances(embeddings: Any, labels: Any) -> Any:
     lengths, cosines = (torch.empty(len(z), dtype=torch.float64, device=z.device) for _ in range(2))
     q = torch.zeros(len(classes), z.shape[1], dtype=torch.float64, device=z.device)
     for part in parts:
-        lengths[part] = torch.linalg.vector_norm(z[part].double(), dim=1)
+        lengths[part] = vector_norm(z[part].double(), dim=1)
         q.index_add_(0, k[part], z[part].double())  # the sum has the direction of the mean
     _check_directions(lengths)
     # A sum that is only rounding error counts as zero, at any scale of the embeddings.
     rounding = _ROUNDING * lengths.new_zeros(len(classes)).index_add_(0, k, lengths)
-    q /= torch.maximum(torch.linalg.vector_norm(q, dim=1), rounding)[:, None]
+    q /= torch.maximum(vector_norm(q, dim=1), rounding)[:, None]
     for part in parts:
         cosines[part] = (z[part].double() * q[k[part]]).sum(1)
     d = (1 - cosines / lengths).clamp(0, 2)
@@ -116,23 +117,26 @@ class ByDistance(PlannedPolicy):
             return session.distances
         self._births, self._known = session.births.copy(), self._recalled(session.births)
         self._sums = self._sums * _AGEING
-        unknown = self._known.isnan().nonzero()[:, 0]
+        unknown = np.flatnonzero(self._known.isnan())
         if len(unknown):
-            z = session.embed(unknown.numpy())
-            _check_directions(torch.linalg.vector_norm(z, dim=1, dtype=torch.float32))
-            self._known[unknown] = self._see(z, self._rows(session.group_of[unknown.numpy()], z)).cpu()
+            z = session.embed(unknown)
+            _check_directions(vector_norm(z, dim=1, dtype=torch.float32))
+            seen = [*zip(z.split(_CHUNK), self._rows(session.group_of[unknown], z).split(_CHUNK), strict=True)]
+            for part, rows in seen:
+                self._sums.index_add_(0, rows, part.float())
+            self._known[torch.from_numpy(unknown)] = torch.cat([self._apart(*pair) for pair in seen]).cpu()
         self._row_of = torch.from_numpy(np.searchsorted(self._groups, session.group_of))
         return self._known.double().numpy()
 
     def select(self, session: Session, n: int) -> Array:
         slots = super().select(session, n)
-        if self.distances == "remembered":  # training makes the distances wrong, until `observe` knows the new ones
+        if len(self._known):  # training makes the distances wrong, until `observe` knows the new ones
             self._known[torch.from_numpy(slots)] = torch.nan
         return slots
 
     def observe(self, slots: Array, outputs: Any) -> None:
         z = outputs.embedding
-        if self.distances == "remembered" and z.shape[1]:
+        if len(self._known) and z.shape[1]:
             self._known, self._row_of = self._known.to(z.device), self._row_of.to(z.device)
             where = torch.from_numpy(slots).to(z.device)
             self._known[where] = self._see(z, self._row_of[where])
@@ -167,11 +171,15 @@ class ByDistance(PlannedPolicy):
     def _see(self, z: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Move the prototypes by embeddings z [n, D] of `rows` [n]; return the distances to them, float32 [n]."""
         self._sums = self._sums.to(z.device)
-        pairs = [*zip(z.split(_CHUNK), rows.split(_CHUNK), strict=True)]
-        for part, row in pairs:
-            self._sums.index_add_(0, row, part.float())
-        found = [1 - cosine_similarity(part.float(), self._sums[row]) for part, row in pairs]
-        return threshold(torch.cat(found), _ROUNDING_32, 0.0)  # identical embeddings have distance 0 despite rounding
+        self._sums.index_add_(0, rows, z.float())
+        return self._apart(z, rows)
+
+    def _apart(self, z: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Return the distances of embeddings z [n, D] to the prototypes in `rows` [n], float32 [n]."""
+        z, q = z.float(), self._sums.index_select(0, rows)
+        # Several times as fast as torch's cosine_similarity. Rows of zeros are at distance 1.
+        cosines = vecdot(z, q) / (vector_norm(z, dim=1) * vector_norm(q, dim=1)).clamp_min(1e-30)
+        return threshold(1 - cosines, _ROUNDING_32, 0.0)  # identical embeddings have distance 0 despite rounding
 
 
 @policies.register("mof", "easy_biased")
