@@ -14,7 +14,7 @@ from torch import nn
 
 from graspcl.buffer import Buffer
 from graspcl.errors import GraspError
-from graspcl.learner import Idbr, Learner, Optimiser, Rehearsal, Siesta
+from graspcl.learner import Diverged, Idbr, Learner, Optimiser, Rehearsal, Siesta
 from graspcl.model import vector_network
 from graspcl.policy import Budget, Grasp, Session, batches, prototype_distances, rehearse
 from graspcl.policy.prototype import ByDistance, HardBiased, Mof
@@ -240,6 +240,16 @@ def test_prototypes_of_tasks() -> None:
         learner.observe(INPUTS[begin : begin + 30], CLASSES[begin : begin + 30])
         learner.rehearse(Budget(4, 16))
     assert learner.policy._groups.tolist() == [0, 1]
+
+
+def test_a_diverged_session_leaves_no_trace_in_what_is_remembered() -> None:
+    learner = learner_of()
+    learner.observe(INPUTS, CLASSES)
+    learner.rehearse(Budget(2, 16))
+    before, learner.optimiser = learner.policy.state_dict(), Optimiser(lr=1e20)
+    with pytest.raises(Diverged):
+        learner.rehearse(Budget(6, 16))
+    assert same(before, learner.policy.state_dict())
 
 
 def test_a_saved_learner_remembers(tmp_path: Path) -> None:

@@ -95,6 +95,7 @@ class Rehearsal:
         self._before = {name: value.clone() for name, value in learner.network.state_dict().items()}
         self._rng_before = rng_state(learner.rng)
         self._rule_before = learner.buffer.maintenance.knowledge(learner.buffer)
+        self._policy_before = learner.policy.state_dict()
         check_stored(self.session)
         if state is None and budget.updates:
             learner.begin_session()
@@ -213,6 +214,7 @@ class Rehearsal:
         self.learner.network.eval()
         restore_rng(self.learner.rng, self._rng_before)
         self.learner.buffer.maintenance.restore(self.learner.buffer, self._rule_before)
+        self.learner.policy.load_state_dict(self._policy_before)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the learner's own state does not contain of a running session."""
@@ -229,6 +231,7 @@ class Rehearsal:
             "before": self._before,
             "rng_before": self._rng_before,
             "rule_before": self._rule_before,
+            "policy_before": self._policy_before,
         }
 
     def _load(self, state: dict[str, Any]) -> None:
@@ -243,7 +246,8 @@ class Rehearsal:
         if state["scaler"]:
             self._scaler.load_state_dict(dict(state["scaler"]))
         self._before, self._rng_before = dict(state["before"]), state["rng_before"]
-        self._rule_before = state.get("rule_before", self._rule_before)  # earlier versions have none
+        if "rule_before" in state:  # earlier versions have none
+            self._rule_before, self._policy_before = state["rule_before"], state["policy_before"]
 
     def _stacked_picks(self) -> Array:
         return np.stack(self._picks) if self._picks else np.empty((0, self.budget.batch_size), np.int32)
