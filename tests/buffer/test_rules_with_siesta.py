@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from graspcl.buffer import Buffer, GssRule, HerdingRule, Maintenance, RainbowRule, RingRule, rules
+from graspcl.buffer import Buffer, ClibRule, GssRule, HerdingRule, Maintenance, MofRule, RainbowRule, RingRule, rules
 from graspcl.errors import GraspError
-from graspcl.learner import Idbr, Learner, Optimiser, Siesta, column_shapes
+from graspcl.learner import Diverged, Idbr, Learner, Optimiser, Rehearsal, Siesta, column_shapes
 from graspcl.model import SplitNetwork, vector_network
 from graspcl.policy import Budget
 from graspcl.testing import check_learner
-from graspcl.testing.common import seeded
+from graspcl.testing.common import same, seeded
 
 INPUTS = torch.randn(100, 12, generator=seeded())
 LABELS = np.arange(100) // 20
@@ -32,7 +32,7 @@ def rule_of(name: str) -> Maintenance:
     return RingRule(per_class=8) if name == "ring" else rules.create(name)
 
 
-@pytest.mark.parametrize("name", ["mof", "gss"])  # one with a state of its own, one with columns of its own
+@pytest.mark.parametrize("name", ["mof", "gss", "clib"])  # with a state, or with columns, of its own
 def test_learner_contract(name: str) -> None:
     check_learner(lambda: siesta(rule_of(name)), INPUTS)
 
@@ -134,3 +134,86 @@ def test_a_column_that_learners_do_not_know() -> None:
     learner = siesta(Mine())
     with pytest.raises(GraspError, match=r"Mine must define values\(outputs, targets, head\) for 'colour'"):
         learner.observe(INPUTS[:3], LABELS[:3])
+
+
+# -- training --------------------------------------------------------------------------------------------------------
+
+
+def session_of(rule: Maintenance, updates: int, lr: float = 0.1) -> Rehearsal:
+    learner = siesta(rule, None)
+    learner.optimiser = Optimiser(lr=lr)
+    learner.observe(INPUTS[:40], LABELS[:40])
+    return Rehearsal(learner, Budget(updates, 32))
+
+
+def step(session: Rehearsal) -> tuple[np.ndarray, Any, Any, torch.Tensor]:
+    """Make an update; return its slots, and the network, outputs and targets before it."""
+    network = copy.deepcopy(session.learner.network)
+    session.step()
+    slots = session._picks[-1]
+    inputs, labels = session.learner.buffer.fetch(slots)
+    with torch.no_grad():
+        return slots, network, network(inputs), session.learner.rows(labels)
+
+
+@pytest.mark.parametrize("rule", [HerdingRule(), RainbowRule(), GssRule()])
+def test_an_update_refreshes_the_columns_from_its_own_outputs(rule: Maintenance) -> None:
+    session = session_of(rule, updates=2)
+    (column,), buffer = rule.wanted, session.learner.buffer
+    first = buffer[column].copy()
+    slots, network, outputs, targets = step(session)
+    others = np.setdiff1d(np.arange(40), slots)
+    expected = rule.values(outputs, targets, network.head)[column]
+    np.testing.assert_allclose(buffer[column][slots], expected, atol=1e-6)
+    assert len(others) and np.array_equal(buffer[column][others], first[others])
+    slots, network, outputs, targets = step(session)  # under the network that the first update made
+    np.testing.assert_allclose(buffer[column][slots], rule.values(outputs, targets, network.head)[column], atol=1e-6)
+    assert not np.allclose(buffer[column][slots], first[slots], atol=1e-3)
+    assert session.session.costs.selection_forward == 0
+
+
+def test_clib_learns_what_training_on_a_sample_gained() -> None:
+    session = session_of(ClibRule(decay=0.75), updates=4)
+    buffer = session.learner.buffer
+    assert not buffer["importance"].any() and (buffer["last_loss"] == -1).all()
+    last, importance = {}, dict.fromkeys(range(40), 0.0)
+    for _ in range(4):
+        slots, _, outputs, targets = step(session)
+        losses = torch.nn.functional.cross_entropy(outputs.logits, targets, reduction="none")
+        for slot, loss in dict(zip(slots.tolist(), losses.tolist(), strict=True)).items():
+            if slot in last:
+                importance[slot] = 0.75 * importance[slot] + 0.25 * (last[slot] - loss)
+            last[slot] = loss
+    np.testing.assert_allclose(buffer["importance"], [*importance.values()], atol=1e-6)
+    assert np.unique(buffer["importance"]).size > 10
+    session.finish()
+    least = {slots[buffer["importance"][slots].argmin()] for slots in (np.arange(20), np.arange(20, 40))}
+    buffer.capacity = 40
+    session.learner.observe(INPUTS[90:91], LABELS[90:91])  # one of the two large classes loses a sample
+    assert set(np.flatnonzero(buffer.labels == LABELS[90]).tolist()) <= least
+
+
+def test_an_update_moves_the_means_of_mof() -> None:
+    rule = MofRule(decay=0.5)
+    session = session_of(rule, updates=1)
+    means = copy.deepcopy(rule._means)
+    slots, _, outputs, _ = step(session)
+    for label, z in zip(LABELS[slots].tolist(), outputs.embedding.double().numpy(), strict=True):
+        means[label] = 0.5 * means[label] + 0.5 * z
+    assert same(rule._means.keys(), means.keys())
+    np.testing.assert_allclose([*rule._means.values()], [*means.values()], atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["clib", "mof"])
+def test_a_diverged_session_leaves_no_trace_in_a_rule(name: str) -> None:
+    session = session_of(rules.create(name), updates=6, lr=1e20)
+    before = copy.deepcopy(session.learner.buffer.state_dict())
+    with pytest.raises(Diverged):
+        while not session.done:
+            session.step()
+    assert same(before, session.learner.buffer.state_dict())
+
+
+def test_a_rule_without_columns_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Maintenance, "trained", None)  # not even called
+    session_of(rules.create("largest_class"), updates=1).step()

@@ -231,7 +231,7 @@ BROKEN: list[tuple[type[Policy], str]] = [
     (OutOfRange, "'OutOfRange' must return"),
     (FloatSlots, "got float64"),
     (Undeclared, r"reads session.embeddings but does not name 'embeddings' in `needs`"),
-    (Listens, 'add "feedback" to `needs`'),
+    (Listens, 'add "feedback" or "memory" to `needs`'),
     (SaysBalanced, r"`balanced`, but the classes got \[\d+, \d+, \d+\] draws"),
     (NeedsMagic, "`needs` names {'magic'}"),
     (GlobalRandom, "must draw from `session.rng` only, but draws from Python's global generator"),

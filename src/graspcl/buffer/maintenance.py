@@ -30,7 +30,8 @@ class Maintenance:
     """A rule that keeps a buffer within its capacity. A subclass must define `replace` and `shrink`.
 
     A rule that decides by values of its own, such as embeddings, names them in `columns`. A learner computes them for
-    newcomers with `values`. Without a learner, every insertion must bring them.
+    newcomers with `values` and refreshes them at each update with `trained`. Without a learner, every insertion must
+    bring them.
     """
 
     name: ClassVar[str] = ""
@@ -59,13 +60,14 @@ class Maintenance:
         return {name: (vectors.get(name, ()), np.float32) for name in sorted(self.columns)}
 
     def values(self, outputs: Any, targets: torch.Tensor, head: Head) -> dict[str, torch.Tensor]:
-        """Compute the values of newcomers for the columns in `wanted`. A rule with columns of its own overrides this.
+        """Compute the values of n samples for the columns in `wanted`. A rule with columns of its own overrides this.
 
         Known are "embedding"; "uncertainty", 1 - the largest softmax probability (1 before any class is known); and
         "gradient", that of the loss with respect to the features.
 
         Args:
-            outputs: the network's outputs in eval mode, with `.embedding`, `.features` and `.logits` [n, …].
+            outputs: the network's outputs, with `.embedding`, `.features` and `.logits` [n, …]: of newcomers in eval
+                mode, of trained samples in train mode.
             targets: column of the logits of each sample [n], -1 for a class without one.
             head: maps features to logits.
         """
@@ -79,6 +81,27 @@ class Maintenance:
         if unknown := sorted(self.wanted - known.keys()):
             raise GraspError(f"{type(self).__name__} must define values(outputs, targets, head) for {unknown[0]!r}")
         return {name: known[name]() for name in sorted(self.wanted)}
+
+    def trained(self, buffer: Buffer, slots: Array, outputs: Any, targets: torch.Tensor, head: Head) -> None:
+        """Refresh what the rule knows of the samples in `slots` [n], at an update on them; for rules with columns.
+
+        Args:
+            outputs, targets, head: as for `values`, before the update. `outputs.losses` [n] are the cross-entropies.
+        """
+        for name, value in self.values(outputs, targets, head).items():
+            buffer[name][slots] = value.numpy(force=True)
+
+    def knowledge(self, buffer: Buffer) -> dict[str, Any]:
+        """Return a copy of what `trained` may change, for `restore`: the rule's columns and its state."""
+        columns = {name: buffer[name].copy() for name in sorted(self.columns)}
+        return {"columns": columns, "state": self.state_dict()} if columns else {}
+
+    def restore(self, buffer: Buffer, knowledge: dict[str, Any]) -> None:
+        """Undo what `trained` changed since `knowledge`; the samples and their slots must be the same."""
+        for name, values in knowledge.get("columns", {}).items():
+            buffer[name][:] = values
+        if knowledge:
+            self.load_state_dict(knowledge["state"])
 
     def arriving(self, buffer: Buffer, labels: Array, rng: np.random.Generator) -> None:
         """Called with every batch before it is placed, also with overflow, for a rule that learns from all newcomers.

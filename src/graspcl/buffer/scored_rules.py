@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Set
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -13,7 +14,10 @@ from graspcl.checks import Array, Count, Natural, Range
 from graspcl.errors import GraspError
 
 if TYPE_CHECKING:
+    import torch
+
     from graspcl.buffer.buffer import Buffer
+    from graspcl.buffer.maintenance import Head
 
 
 class ByClassRule(Maintenance):
@@ -25,6 +29,7 @@ class ByClassRule(Maintenance):
     """
 
     columns = frozenset({"embedding"})
+    unread: ClassVar[Set[str]] = frozenset()  # further columns, which `victims` does not read
     one_by_one = False
 
     def victims(self, label: int, values: Array, number: int, rng: np.random.Generator) -> Array:
@@ -39,7 +44,7 @@ class ByClassRule(Maintenance):
         room = len(labels) if buffer.capacity is None else buffer.capacity - stored
         if room >= len(labels):
             return buffer.append(labels)
-        (column,) = self.columns
+        (column,) = self.columns - self.unread
         goes = np.zeros(stored + len(labels), bool)
         goes[self._leaving(buffer, labels, buffer.incoming[column], len(labels) - room, rng)] = True
         stay, freed = np.flatnonzero(~goes[stored:]), np.flatnonzero(goes[:stored])
@@ -50,12 +55,12 @@ class ByClassRule(Maintenance):
         return slots
 
     def shrink(self, buffer: Buffer, excess: int, rng: np.random.Generator) -> Array:
-        (column,) = self.columns
+        (column,) = self.columns - self.unread
         return buffer.discard(self._leaving(buffer, np.empty(0, np.int64), buffer[column][:0], excess, rng))
 
     def _leaving(self, buffer: Buffer, labels: Array, incoming: Array, number: int, rng: np.random.Generator) -> Array:
         """Slots of the `number` samples that are evicted. Newcomers are numbered after the last slot."""
-        (column,) = self.columns
+        (column,) = self.columns - self.unread
         known = np.concatenate([buffer.classes, labels])
         sizes = np.bincount(labels, minlength=int(known.max(initial=-1)) + 1)
         sizes[buffer.classes] += buffer.sizes
@@ -198,8 +203,8 @@ class RainbowRule(ByClassRule):
     """Rainbow Memory (Bang et al. 2021): the largest class keeps samples evenly spread from certain to uncertain.
 
     The original takes every ⌊n/m⌋-th sample by uncertainty once per task. For one sample at a time that stride is 1 and
-    would drop the most uncertain ones. So here the densest place is thinned (`thinned`). A learner may update
-    buffer["uncertainty"] at any time.
+    would drop the most uncertain ones. So here the densest place is thinned (`thinned`). A learner refreshes the
+    uncertainty of a sample in every update on it.
     """
 
     columns = frozenset({"uncertainty"})
@@ -246,18 +251,27 @@ class MofRule(ByClassRule):
     """Mean of features (Chaudhry et al. 2019): the largest class keeps the samples nearest to its running mean.
 
     μ ← decay·μ + (1 - decay)·z for every arriving sample of the class, kept or not, starting from the first; a batch
-    moves μ before it is placed. A newcomer of the largest class (including itself) replaces the class's farthest sample
-    (Euclidean) if it is nearer, and else is not kept. A newcomer of another class replaces the farthest sample of the
-    largest class. The paper gives no decay; 0.9 is this library's choice.
+    moves μ before it is placed. Updates on stored samples refresh their z and move μ in the same way.
+
+    A newcomer of the largest class (including itself) replaces the class's farthest sample (Euclidean) if it is nearer,
+    and else is not kept. A newcomer of another class replaces the farthest sample of the largest class. The paper gives
+    no decay; 0.9 is this library's choice.
     """
 
     decay: Annotated[float, Range(0, 1, below=True)] = 0.9
     _means: dict[int, Array] = field(default_factory=dict, init=False, repr=False)
 
     def arriving(self, buffer: Buffer, labels: Array, rng: np.random.Generator) -> None:
+        self._move(labels, buffer.incoming["embedding"])
+
+    def trained(self, buffer: Buffer, slots: Array, outputs: Any, targets: torch.Tensor, head: Head) -> None:
+        super().trained(buffer, slots, outputs, targets, head)
+        self._move(buffer.labels[slots], buffer["embedding"][slots])
+
+    def _move(self, labels: Array, embeddings: Array) -> None:
         order = np.argsort(labels, kind="stable")
         classes, begins, counts = np.unique(labels[order], return_index=True, return_counts=True)
-        z = buffer.incoming["embedding"][order].astype(np.float64)
+        z = embeddings[order].astype(np.float64)
         after = np.repeat(begins + counts, counts) - 1 - np.arange(len(labels))  # samples of the class that follow
         steps = np.add.reduceat((1 - self.decay) * self.decay ** after[:, None] * z, begins)
         for label, begin, count, step in zip(classes.tolist(), begins, counts, steps, strict=True):
@@ -276,16 +290,22 @@ class MofRule(ByClassRule):
 
 
 @rules.register("clib")
+@dataclass
 class ClibRule(ByClassRule):
     """CLIB (Koh et al. 2022): the largest class, including newcomers, loses the samples of smallest importance.
 
-    A learner may write importances (how much training on a sample lowers the loss) to buffer["importance"]. A newcomer
-    starts with the mean of its class, the first of a class with the mean of all, the very first with 0. Ties are broken
-    uniformly. So without a learner that writes them, this is `largest_class`, but newcomers can be evicted too.
+    I ← decay·I + (1 - decay)·(l before - l now), each time a learner trains on a sample whose loss was l when it was
+    last trained on. So what training on a sample gained is known when it comes again, without a further forward pass.
+    (The original evaluates all stored samples after every update.)
+
+    A newcomer starts with the mean of its class, the first of a class with the mean of all, the very first with 0. Ties
+    are broken uniformly. So without a learner this is `largest_class`, but newcomers can be evicted too.
     """
 
-    columns = frozenset({"importance"})
-    fills = frozenset({"importance"})
+    decay: Annotated[float, Range(0, 1, below=True)] = 0.9
+    columns = frozenset({"importance", "last_loss"})  # a last loss of -1: never trained on
+    fills = columns
+    unread = frozenset({"last_loss"})
 
     def arriving(self, buffer: Buffer, labels: Array, rng: np.random.Generator) -> None:
         stored = buffer["importance"]
@@ -294,6 +314,14 @@ class ClibRule(ByClassRule):
             peers = stored[buffer.slots_of(label)]
             first[labels == label] = (peers if len(peers) else stored).mean() if len(stored) else 0
         buffer.incoming["importance"] = first
+        buffer.incoming["last_loss"] = np.full_like(buffer.incoming["last_loss"], -1)
+
+    def trained(self, buffer: Buffer, slots: Array, outputs: Any, targets: torch.Tensor, head: Head) -> None:
+        losses, before = outputs.losses.numpy(force=True), buffer["last_loss"][slots]
+        again = np.flatnonzero(before >= 0)
+        kept = self.decay * buffer["importance"][slots[again]]
+        buffer["importance"][slots[again]] = kept + (1 - self.decay) * (before - losses)[again]
+        buffer["last_loss"][slots] = losses
 
     def victims(self, label: int, values: Array, number: int, rng: np.random.Generator) -> Array:
         shuffled = rng.permutation(len(values))

@@ -126,13 +126,21 @@ class Learner:
             row_of = {label: row for row, label in enumerate(self.classes)}
             targets = torch.tensor([row_of.get(label, -1) for label in labels.tolist()], device=self.device)
             values = self.buffer.maintenance.values(outputs, targets, self.network.head)
-        self.buffer.insert_codes(codes, labels, ids, values, overflow=self.offline)
+        placed = self.buffer.insert_codes(codes, labels, ids, values, overflow=self.offline)
         self.add_classes(labels)
         if outputs is not None:
+            self._show_policy(placed.slots, labels, outputs)
             self.learn_online(outputs, self.rows(torch.as_tensor(labels, dtype=torch.int64, device=self.device)))
 
     def learn_online(self, outputs: Outputs, targets: torch.Tensor) -> None:
         """Learn from new samples at once, given their `outputs` and their rows of the head [n]; by default not."""
+
+    def _show_policy(self, slots: Array, labels: Array, outputs: Outputs) -> None:
+        """Let a policy with a memory see new samples; `slots` [n] are -1 for those that were not kept."""
+        if "memory" in self.policy.needs and self.groups_by is None:  # other groups than classes are known later
+            kept = np.flatnonzero(slots >= 0)
+            shown = Outputs(*(part[torch.from_numpy(kept).to(part.device)] for part in outputs))
+            self.policy.observe_new(slots[kept], self.buffer.births[slots[kept]], labels[kept], shown)
 
     def _outputs_of_new(self, codes: Codes) -> Outputs | None:
         """Return the outputs of new samples from one forward pass, or None if nothing needs them."""

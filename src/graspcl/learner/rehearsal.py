@@ -91,6 +91,10 @@ class Rehearsal:
         self._picks: list[Array] = []
         self._stopped = False
         self._before = learner.knowledge()  # if the loss diverges, the learner returns to this
+        self._rule_before = learner.buffer.maintenance.knowledge(learner.buffer)
+        # What an update sees of its samples is of use to some rules and policies alone.
+        self._informs_rule = bool(learner.buffer.maintenance.columns)
+        self._informs_policy = bool({"feedback", "memory"} & learner.policy.needs)
         check_stored(self.session)
         if state is None and budget.updates:
             learner.begin_session()
@@ -146,6 +150,9 @@ class Rehearsal:
         new = torch.from_numpy(learner.buffer.births[slots] >= learner.buffer.since).to(learner.device)
         batch = Batch(inputs, learner.rows(labels), slots, learner.network(inputs), new)
         loss = learner.loss(batch)
+        seen = self._seen(batch) if self._informs_rule or self._informs_policy else None
+        if seen is not None and self._informs_rule:
+            learner.buffer.maintenance.trained(learner.buffer, slots, seen, batch.targets, learner.network.head)
         self._optimizer.zero_grad(set_to_none=True)
         self._scaler.scale(loss).backward()
         self._scaler.step(self._optimizer)
@@ -159,13 +166,17 @@ class Rehearsal:
         costs.updates = self.updates
         costs.training_forward += len(slots)
         costs.training_backward += len(slots)
-        if "feedback" in learner.policy.needs:
-            with selecting(self.session), torch.no_grad():
-                embedding, features, logits = (part.detach() for part in batch.outputs)
-                outputs = SampleOutputs(embedding, features, logits, batch.cross_entropies, batch.targets)
-                learner.policy.observe(slots, outputs)
+        if seen is not None and self._informs_policy:
+            with selecting(self.session):
+                learner.policy.observe(slots, seen)
         if self.updates % _CHECK_EVERY == 0 or self.done:
             self._check(closely=self.done)
+
+    def _seen(self, batch: Batch) -> SampleOutputs:
+        """Return what the update saw of its samples, without gradients."""
+        with torch.no_grad():
+            embedding, features, logits = (part.detach() for part in batch.outputs)
+            return SampleOutputs(embedding, features, logits, batch.cross_entropies, batch.targets)
 
     def stop(self) -> None:
         """End the session before its budget is spent."""
@@ -212,6 +223,7 @@ class Rehearsal:
     def _undo(self) -> None:
         self.learner.restore(self._before)
         self.learner.network.eval()
+        self.learner.buffer.maintenance.restore(self.learner.buffer, self._rule_before)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the learner's own state does not contain of a running session."""
@@ -226,6 +238,7 @@ class Rehearsal:
             "scheduler": copy.deepcopy(self._scheduler.state_dict()),
             "scaler": self._scaler.state_dict(),
             "before": self._before,
+            "rule_before": self._rule_before,
         }
 
     def _load(self, state: dict[str, Any]) -> None:
@@ -242,7 +255,7 @@ class Rehearsal:
         if "rng_before" in state:  # of earlier versions, which remembered the network and its generator alone
             self._before |= {"network": dict(state["before"]), "rng": state["rng_before"]}
         else:
-            self._before = dict(state["before"])
+            self._before, self._rule_before = dict(state["before"]), state["rule_before"]
 
     def _stacked_picks(self) -> Array:
         return np.stack(self._picks) if self._picks else np.empty((0, self.budget.batch_size), np.int32)

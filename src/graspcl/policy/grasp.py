@@ -15,8 +15,9 @@ A draw costs O(J) in a class of J samples. `graspcl.policy.race` draws from the 
 """
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 
@@ -24,7 +25,8 @@ from graspcl.checks import Array, Natural, Positive, checked
 from graspcl.errors import GraspError
 from graspcl.machine import cores
 from graspcl.policy.drawing import Groups, draws_per_class, group_by_class, round_robin
-from graspcl.policy.policy import PlannedPolicy, policies
+from graspcl.policy.policy import policies
+from graspcl.policy.prototype import ByDistance
 from graspcl.policy.session import Session
 
 # Chunks of classes have generators of their own, so that draws do not depend on the number of threads.
@@ -33,26 +35,24 @@ _CHUNKS = 16
 
 @policies.register("grasp")
 @dataclass
-class Grasp(PlannedPolicy):
+class Grasp(ByDistance):
     """Prototypical samples first, then gradually harder ones, class by class (Algorithm 1, in the module's docstring).
 
-    Distances to the class prototypes are measured once per session. A drawn sample is unlikely to come again before the
-    others of its class.
+    Distances to the class prototypes are "remembered" from when samples were last seen, which needs no forward pass
+    over the buffer (see `ByDistance`), or measured once per session ("fresh", as in the paper and its presets). A drawn
+    sample is unlikely to come again before the others of its class.
     """
 
     eps: Positive = 1e-7
+    distances: Literal["fresh", "remembered"] = field(default="remembered", kw_only=True)
 
-    needs = frozenset({"labels", "distances"})
-    balanced = True
-    family = "prototype"
-    cost = "one forward pass over the buffer per session"
     source = "Harun et al. 2024, Algorithm 1"
 
     def warm_up(self) -> None:
         grasp_order(np.ones(2), np.zeros(2, np.int64), 2, np.random.default_rng(0))
 
     def plan(self, session: Session) -> Array:
-        return grasp_draws(session.distances, session.groups, session.budget.samples, session.rng, self.eps)
+        return grasp_draws(self.measured(session), session.groups, session.budget.samples, session.rng, self.eps)
 
 
 def grasp_order(distances: Array, labels: Array, budget: int, rng: np.random.Generator, eps: float = 1e-7) -> Array:

@@ -32,6 +32,7 @@ QUANTITIES = {
     "gradients": "loss gradients of chosen samples",
     "virtual_step": "losses of chosen samples after a training step that is not taken",
     "feedback": "a call of `observe` after each update",
+    "memory": "calls of `observe_new` and `observe`, where outputs of new or rehearsed samples are known anyway",
 }
 
 
@@ -69,6 +70,12 @@ class Policy:
 
     def observe(self, slots: Array, outputs: Any) -> None:
         """Receive feedback after the update on `slots` [n]: `outputs.logits` [n, K] and `outputs.losses` [n]."""
+
+    def observe_new(self, slots: Array, births: Array, labels: Array, outputs: Any) -> None:
+        """Receive outputs of samples that were just stored in `slots` [n]: `outputs.embedding` [n, D] and `.logits`.
+
+        Called between sessions, if the policy needs "memory" and the learner has computed the outputs anyway.
+        """
 
     def upcoming(self, n: int) -> Array | None:
         """Return the next `n` slots if they are decided already, so that they can be loaded in the background."""

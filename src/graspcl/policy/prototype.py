@@ -1,12 +1,18 @@
-"""How prototypical a sample is: the cosine distance of its embedding to the class mean; and policies by distance."""
+"""How prototypical a sample is: the cosine distance of its embedding to the class mean; and policies by distance.
+
+`prototype_distances` measures all samples at once. `ByDistance` can also remember distances from when samples were last
+seen, so that planning a session needs no forward pass over the buffer.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, overload
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 import torch
+from torch.linalg import vecdot, vector_norm
+from torch.nn.functional import threshold
 
 from graspcl.checks import Array, Positive
 from graspcl.errors import GraspError
@@ -17,6 +23,8 @@ if TYPE_CHECKING:
 
 _CHUNK = 2048
 _ROUNDING = 1e-12
+_ROUNDING_32 = 1e-6  # of remembered distances
+_AGEING = 0.1  # weight of what a running prototype saw before a session
 
 
 @overload
@@ -46,16 +54,12 @@ def prototype_distances(embeddings: Any, labels: Any) -> Any:
     lengths, cosines = (torch.empty(len(z), dtype=torch.float64, device=z.device) for _ in range(2))
     q = torch.zeros(len(classes), z.shape[1], dtype=torch.float64, device=z.device)
     for part in parts:
-        lengths[part] = torch.linalg.vector_norm(z[part].double(), dim=1)
+        lengths[part] = vector_norm(z[part].double(), dim=1)
         q.index_add_(0, k[part], z[part].double())  # the sum has the direction of the mean
-    zero = (lengths == 0, "are all zero", "; take them before the last activation")
-    for bad, what, hint in ((~lengths.isfinite(), "hold NaN or infinity", ""), zero):
-        if bad.any():
-            rows = bad.nonzero()[:5, 0].tolist()
-            raise GraspError(f"{int(bad.sum())} of {len(z)} embeddings {what} (rows {rows}){hint}")
+    _check_directions(lengths)
     # A sum that is only rounding error counts as zero, at any scale of the embeddings.
     rounding = _ROUNDING * lengths.new_zeros(len(classes)).index_add_(0, k, lengths)
-    q /= torch.maximum(torch.linalg.vector_norm(q, dim=1), rounding)[:, None]
+    q /= torch.maximum(vector_norm(q, dim=1), rounding)[:, None]
     for part in parts:
         cosines[part] = (z[part].double() * q[k[part]]).sum(1)
     d = (1 - cosines / lengths).clamp(0, 2)
@@ -69,16 +73,118 @@ def _tensor(values: Any) -> torch.Tensor:
     return torch.as_tensor(values).detach()
 
 
-class _ByDistance(PlannedPolicy):
-    needs = frozenset({"distances"})
+def _check_directions(lengths: torch.Tensor) -> None:
+    """Refuse embeddings without a direction, given the lengths [N] of all."""
+    zero = (lengths == 0, "are all zero", "; take them before the last activation")
+    for bad, what, hint in ((~lengths.isfinite(), "hold NaN or infinity", ""), zero):
+        if bad.any():
+            rows = bad.nonzero()[:5, 0].tolist()
+            raise GraspError(f"{int(bad.sum())} of {len(lengths)} embeddings {what} (rows {rows}){hint}")
+
+
+@dataclass
+class ByDistance(PlannedPolicy):
+    """A policy that plans by the distances of stored samples to their prototypes (`measured`).
+
+    `distances` selects how they are measured:
+    - "fresh": all at once when a session starts, in one forward pass over the buffer.
+    - "remembered": each when its sample was last seen, against running prototypes. A sample is seen on arrival, if the
+      learner computes outputs then, and in every update on it. Only samples without a distance take a forward pass when
+      a session starts: those that arrived unseen, and those whose mini-batch was not reported.
+
+    A running prototype is the mean embedding of what was seen of its class; what was seen before a session counts a
+    tenth in it. Remembered distances are the policy's state, not a column of the buffer: 12 bytes per sample (with its
+    arrival number) and an embedding per class.
+    """
+
+    distances: Literal["fresh", "remembered"] = field(default="fresh", kw_only=True)
+
+    needs = frozenset({"labels", "births", "embeddings", "distances", "memory"})
     balanced = True
     family = "prototype"
-    cost = "one forward pass over the buffer per session"
+    cost = "one forward pass over the buffer per session, or over its new samples if distances are remembered"
+
+    # What is remembered; empty until something is.
+    _births = np.empty(0, np.int64)  # of the sample in each slot [N]
+    _known = torch.empty(0)  # its distance [N], NaN if unknown
+    _row_of = torch.empty(0, dtype=torch.int64)  # its row of _sums [N]
+    _groups = np.empty(0, np.int64)  # classes, or other groups, that have a prototype [K], sorted
+    _sums = torch.empty(0, 0)  # of embeddings [K, D]; they have the directions of the prototypes
+
+    def measured(self, session: Session) -> Array:
+        """Return the distance of every stored sample [N] when a session starts."""
+        if self.distances == "fresh":
+            return session.distances
+        self._births, self._known = session.births.copy(), self._recalled(session.births)
+        self._sums = self._sums * _AGEING
+        unknown = np.flatnonzero(self._known.isnan())
+        if len(unknown):
+            z = session.embed(unknown)
+            _check_directions(vector_norm(z, dim=1, dtype=torch.float32))
+            seen = [*zip(z.split(_CHUNK), self._rows(session.group_of[unknown], z).split(_CHUNK), strict=True)]
+            for part, rows in seen:
+                self._sums.index_add_(0, rows, part.float())
+            self._known[torch.from_numpy(unknown)] = torch.cat([self._apart(*pair) for pair in seen]).cpu()
+        self._row_of = torch.from_numpy(np.searchsorted(self._groups, session.group_of))
+        return self._known.double().numpy()
+
+    def select(self, session: Session, n: int) -> Array:
+        slots = super().select(session, n)
+        if len(self._known):  # training makes the distances wrong, until `observe` knows the new ones
+            self._known[torch.from_numpy(slots)] = torch.nan
+        return slots
+
+    def observe(self, slots: Array, outputs: Any) -> None:
+        z = outputs.embedding
+        if len(self._known) and z.shape[1]:
+            self._known, self._row_of = self._known.to(z.device), self._row_of.to(z.device)
+            where = torch.from_numpy(slots).to(z.device)
+            self._known[where] = self._see(z, self._row_of[where])
+
+    def observe_new(self, slots: Array, births: Array, labels: Array, outputs: Any) -> None:
+        z = outputs.embedding
+        if self.distances == "remembered" and len(slots):
+            missing = max(0, int(slots.max()) + 1 - len(self._births))
+            self._births = np.append(self._births, np.full(missing, -1))
+            self._known = torch.cat([self._known.to(z.device), z.new_full((missing,), torch.nan, dtype=torch.float32)])
+            self._births[slots] = births
+            self._known[torch.from_numpy(slots).to(z.device)] = self._see(z, self._rows(labels, z))
+
+    def _recalled(self, births: Array) -> torch.Tensor:
+        """Look up the distances of samples by their births [N], which identify them in any slot; NaN if unknown."""
+        found, known = np.full(len(births), np.nan, np.float32), self._known.numpy(force=True)
+        old = np.flatnonzero(~np.isnan(known))
+        _, before, now = np.intersect1d(self._births[old], births, assume_unique=True, return_indices=True)
+        found[now] = known[old[before]]
+        return torch.from_numpy(found)
+
+    def _rows(self, groups: Array, z: torch.Tensor) -> torch.Tensor:
+        """Return the prototypes' rows of `groups` [n]; new groups get one, as wide as embeddings z."""
+        known = np.union1d(self._groups, groups)
+        if len(known) > len(self._groups):
+            sums = torch.zeros(len(known), z.shape[1], device=z.device)
+            before = self._sums.to(z.device).reshape(len(self._groups), z.shape[1])
+            sums[torch.from_numpy(np.searchsorted(known, self._groups))] = before
+            self._groups, self._sums = known, sums
+        return torch.from_numpy(np.searchsorted(self._groups, groups)).to(z.device)
+
+    def _see(self, z: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Move the prototypes by embeddings z [n, D] of `rows` [n]; return the distances to them, float32 [n]."""
+        self._sums = self._sums.to(z.device)
+        self._sums.index_add_(0, rows, z.float())
+        return self._apart(z, rows)
+
+    def _apart(self, z: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Return the distances of embeddings z [n, D] to the prototypes in `rows` [n], float32 [n]."""
+        z, q = z.float(), self._sums.index_select(0, rows)
+        # Several times as fast as torch's cosine_similarity. Rows of zeros are at distance 1.
+        cosines = vecdot(z, q) / (vector_norm(z, dim=1) * vector_norm(q, dim=1)).clamp_min(1e-30)
+        return threshold(1 - cosines, _ROUNDING_32, 0.0)  # identical embeddings have distance 0 despite rounding
 
 
 @policies.register("mof", "easy_biased")
 @dataclass
-class Mof(_ByDistance):
+class Mof(ByDistance):
     """Mean of features, easy-biased: p ~ 1 / (d + ε), near the class mean first, throughout the session."""
 
     eps: Positive = 1e-7
@@ -86,15 +192,15 @@ class Mof(_ByDistance):
     source = "Chaudhry et al. 2019; GRASP's first-draw rule without its update"
 
     def plan(self, session: Session) -> Array:
-        return session.draw(1 / (session.distances + self.eps))
+        return session.draw(1 / (self.measured(session) + self.eps))
 
 
 @policies.register("hard_biased")
 @dataclass
-class HardBiased(_ByDistance):
+class HardBiased(ByDistance):
     """Hard-biased: p ~ d, far from the class mean first, throughout the session."""
 
     source = "Harun et al. 2024, section 4.3"
 
     def plan(self, session: Session) -> Array:
-        return session.draw(session.distances)
+        return session.draw(self.measured(session))

@@ -159,12 +159,18 @@ class Session:
     new = _Quantity("new", lambda s: _read_only(s._buffer.new))  # whether it arrived since the last session [N], bool
     groups = _Quantity("labels", lambda s: s._groups)  # slots grouped by class, or by the column `groups_by`
     old_groups = _Quantity("new", lambda s: s._old_groups)  # slots of each of these groups that are not new
+    group_of = _Quantity("labels", lambda s: _read_only(s._group_of))  # class, or value of the column `groups_by` [N]
     rows = _Quantity("labels", lambda s: s._label_rows())  # column of the logits [N]
     # When the session starts:
     embeddings = _Quantity("embeddings", lambda s: s._outputs["embeddings"])  # penultimate layer [N, D], float16
     distances = _Quantity("distances", lambda s: s._distances)  # cosine distance to the class prototype [N]
     logits = _Quantity("logits", lambda s: s._outputs["logits"])  # [N, K]
     losses = _Quantity("losses", lambda s: cross_entropy(s._outputs["logits"], s._label_rows(), reduction="none"))
+
+    def embed(self, slots: Array) -> torch.Tensor:
+        """Return the embeddings [n, D], float16, of the samples in `slots` [n] when the session starts."""
+        self._allow("embeddings")
+        return self._measure(slots)["embeddings"]
 
     # -- of chosen samples, under the current network ----------------------------------------------------------------
 
@@ -236,9 +242,12 @@ class Session:
 
     @cached_property
     def _groups(self) -> Groups:
-        if self._groups_by is None:
-            return Groups(*self._buffer.index.grouped())
-        return group_by_class(self._buffer[self._groups_by].astype(np.int64))
+        grouped = self._groups_by is not None
+        return group_by_class(self._group_of.astype(np.int64)) if grouped else Groups(*self._buffer.index.grouped())
+
+    @property
+    def _group_of(self) -> Array:
+        return self._buffer.labels if self._groups_by is None else self._buffer[self._groups_by]
 
     @cached_property
     def _old_groups(self) -> list[Array]:
@@ -247,18 +256,20 @@ class Session:
 
     @cached_property
     def _distances(self) -> Array:
-        group = self._buffer.labels if self._groups_by is None else self._buffer[self._groups_by]
-        found = prototype_distances(self._outputs["embeddings"], torch.from_numpy(group))
+        found = prototype_distances(self._outputs["embeddings"], torch.from_numpy(self._group_of))
         return _read_only(found.numpy(force=True))
 
     @cached_property
     def _outputs(self) -> dict[str, torch.Tensor]:
-        """What the policy needs of the network's outputs for all samples."""
+        return self._measure(np.arange(len(self)))
+
+    def _measure(self, slots: Array) -> dict[str, torch.Tensor]:
+        """What the policy needs of the network's outputs for `slots` [n]."""
         found: dict[str, torch.Tensor] = {}
         with evaluating(self._network), torch.no_grad():
-            for begin in range(0, len(self), self.chunk):
-                end = min(begin + self.chunk, len(self))
-                outputs = self._network(self._buffer.fetch(torch.arange(begin, end), self.device)[0])
+            for begin in range(0, len(slots), self.chunk):
+                end = min(begin + self.chunk, len(slots))
+                outputs = self._network(self._buffer.fetch(slots[begin:end], self.device)[0])
                 parts = {}
                 if _FROM_EMBEDDINGS & self._needs:
                     parts["embeddings"] = _halved(self._part(outputs, "embedding"))
@@ -266,9 +277,9 @@ class Session:
                     parts["logits"] = self._part(outputs, "logits")
                 for name, part in parts.items():
                     if name not in found:
-                        found[name] = part.new_empty((len(self), *part.shape[1:]))
+                        found[name] = part.new_empty((len(slots), *part.shape[1:]))
                     found[name][begin:end] = part
-        self.costs.selection_forward += len(self)
+        self.costs.selection_forward += len(slots)
         return found
 
     def _forward(self, slots: Array, transform: Transform | None = None) -> SampleOutputs:
@@ -365,13 +376,20 @@ class MiniBatch:
     def __iter__(self) -> Iterator[torch.Tensor]:
         return iter((self.x, self.y))
 
-    def report(self, logits: torch.Tensor) -> None:
-        """Report the logits of this mini-batch to the policy: `logits` [n, K], where column k is class k."""
-        if logits.ndim != 2 or len(logits) != len(self.y):
-            raise GraspError(f"report takes logits of shape ({len(self.y)}, classes), got {tuple(logits.shape)}")
-        logits, unknown = logits.detach(), logits.new_empty(len(logits), 0)
+    def report(self, logits: torch.Tensor, embeddings: torch.Tensor | None = None) -> None:
+        """Report the outputs of this mini-batch to the policy.
+
+        Args:
+            logits: [n, K], where column k is class k.
+            embeddings: [n, D], for policies that remember distances; not needed by others.
+        """
+        z = logits.new_empty(len(self.y), 0) if embeddings is None else embeddings.detach()
+        for name, part, width in (("logits", logits, "classes"), ("embeddings", z, "dimensions")):
+            if part.ndim != 2 or len(part) != len(self.y):
+                raise GraspError(f"report takes {name} of shape ({len(self.y)}, {width}), got {tuple(part.shape)}")
+        logits = logits.detach()
         losses = cross_entropy(logits, self.y, reduction="none")
-        self._policy.observe(self.slots, SampleOutputs(unknown, unknown, logits, losses, self.y))
+        self._policy.observe(self.slots, SampleOutputs(z, z, logits, losses, self.y))
         self._reported = True
 
 

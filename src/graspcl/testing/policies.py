@@ -106,7 +106,8 @@ def _check_description(policy: Policy) -> None:
     unknown = set(policy.needs) - QUANTITIES.keys()
     assert not unknown, f"`needs` names {unknown}, which no session offers; it offers {set(QUANTITIES)}"
     listens = type(policy).observe is not Policy.observe
-    assert "feedback" in policy.needs or not listens, 'the policy defines observe(): add "feedback" to `needs`'
+    declared = {"feedback", "memory"} & set(policy.needs)
+    assert declared or not listens, 'the policy defines observe(): add "feedback" or "memory" to `needs`'
     parameters = policy.parameters()
     for name, value in parameters.items():
         assert f"{name}={value!r}" in repr(policy), f"repr does not show {name}={value!r}: {policy!r}"
