@@ -144,7 +144,7 @@ def test_a_class_that_returns_finds_its_prototype() -> None:
 
 
 def test_the_ranks_of_a_network_that_keeps_moving() -> None:
-    """Embeddings turn by up to a radian over four sessions. Measured: 0.93; uncorrelated distances would give 0."""
+    """Embeddings turn over four sessions. Measured: 0.957; distances without memory of the sample would give 0."""
     labels = np.arange(400) % 4
     rng = np.random.default_rng(0)
     z = torch.from_numpy(rng.normal(size=(4, 8))[labels] + 0.7 * rng.normal(size=(400, 8))).float()
