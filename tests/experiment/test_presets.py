@@ -16,6 +16,7 @@ from graspcl.settings import Part, change, preset
 from graspcl.settings.config import OptimiserConfig, as_plain
 from graspcl.settings.presets import about, names
 from graspcl.settings.read import read_toml, settled
+from graspcl.settings.rules import base_stages
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 VARIANTS = [*itertools.product(("latent", "veridical"), ("bounded", "unbounded"))]
@@ -144,6 +145,14 @@ def test_compute_is_the_same_for_latents_and_images():
     for name in ("imagenet-1k", "imagenet-300"):
         latent, veridical = (preset(name, rehearsal=kind).budget for kind in ("latent", "veridical"))
         assert latent.updates * latent.batch_size == veridical.updates * veridical.batch_size
+
+
+@pytest.mark.parametrize("name", names())
+def test_stages_of_the_base_are_valid(name):
+    for scale in ("full", "small", "smoke"):
+        config = preset(name, scale)
+        if config.base.stages != (Part("weights"),):  # whose file only a user has
+            assert len(base_stages(config)) == len(config.base.stages)
 
 
 def test_the_latent_buffer_is_one_and_a_half_gigabytes():

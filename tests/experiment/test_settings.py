@@ -194,6 +194,8 @@ def test_a_file_extends_a_preset(tmp_path):
     file.write_text('extends = "imagenet-300"\nrehearsal = "veridical"\ndata = "photos"\n')
     found = resolve(run, str(file), [], scale="smoke")
     assert found.optimiser == preset("imagenet-300", "smoke", "veridical").optimiser and found.data.path == "photos"
+    found = resolve(run, str(file), [], scale="smoke", rehearsal="latent")
+    assert found.optimiser == preset("imagenet-300", "smoke").optimiser and found.rehearsal == "latent"
     file.write_text('extends = "imagenet300"')
     with pytest.raises(GraspError, match="no preset called 'imagenet300'; did you mean 'imagenet-300'"):
         resolve(run, str(file), [])
@@ -312,6 +314,7 @@ def test_a_file_with_a_mistake_is_named(tmp_path):
         ("[stream]\nsessions = 1.5", "mine.toml: stream.sessions must be a whole number of at least 1, got 1.5"),
         ("[policy]\neps = 1.0", "mine.toml: policy.name must be a string"),
         ("seed = ", "mine.toml is not a TOML file"),
+        ("base.epochs = 3", "mine.toml: there is no setting 'base.epochs'; write --base.stages"),
     ):
         file.write_text(text)
         with pytest.raises(GraspError, match=message):

@@ -56,7 +56,7 @@ def pretrain_network(
             rows, log = _load(network, stage, samples, known, alone=len(stages) == 1)
             progress.note(f"{stage.file}: {log['loaded']}")
         else:
-            if stage.name == "supervised":
+            if stage.labelled:
                 rows = known
                 network.head.grow(len(rows))
             log = _train(config, stage, trained, network, samples, base, known, progress)

@@ -39,6 +39,7 @@ class Settings:
     """Settings of every stage that trains."""
 
     name: ClassVar[str]  # in `stages`
+    labelled: ClassVar[bool] = False  # whether the head learns the base classes
     epochs: Count = 50  # passes over the samples
     batch_size: Annotated[int, Range(2)] = 256  # images per update
     optimiser: Literal["sgd", "adamw", "lars"] = "sgd"

@@ -26,6 +26,7 @@ from graspcl.pretrain.trainer import Int64s, Read, Trainer
 class SupervisedSettings(Settings):
     """Train with labels, on crops, flips and mixtures of images; the defaults are the reference's."""
 
+    labelled = True
     mix: Share = 1.0  # share of the batches that is mixed
     mixup_share: Share = 0.4  # share of those that is mixed by mixup; the others by cutmix
     mixup_alpha: Positive = 0.1  # parameters of their Beta distributions

@@ -170,13 +170,13 @@ def modern(settings: dict[str, Any]) -> dict[str, Any]:
     >>> modern({"base.method": "supervised", "base.epochs": 3})
     {'base.stages': [{'name': 'supervised', 'epochs': 3, 'batch_size': 256, 'lr': 0.2}]}
     """
-    old = {name.removeprefix("base."): settings[name] for name in _BEFORE_STAGES if name in settings}
-    if not old or "base.stages" in settings:
+    if "base.method" not in settings or "base.stages" in settings:
         return settings
+    old = {name.removeprefix("base."): settings[name] for name in _BEFORE_STAGES if name in settings}
     stages: list[dict[str, Any]] = []
     if parse(weights := old.pop("weights", None)) is not None:
         stages.append({"name": "weights", "file": weights, "seen": "report"})
-    if (method := old.pop("method", "none")) not in ("none", "weights"):
+    if (method := old.pop("method")) not in ("none", "weights"):
         stages.append({"name": method, "epochs": 50, "batch_size": 256, "lr": 0.2, **old})
     found = {name: value for name, value in settings.items() if name not in _BEFORE_STAGES}
     if found.get("network.name") == "mobilevit_s":  # the form it had

@@ -80,7 +80,8 @@ def load(
     values = read_toml(file)
     if "extends" in values:
         extends, own_data = str(values.pop("extends")), own_data or flatten(values).get("data.path")
-        start = preset(extends, scale, rehearsal or values.get("rehearsal"), memory, own_data)
+        values |= {} if rehearsal is None else {"rehearsal": rehearsal}
+        start = preset(extends, scale, values.get("rehearsal"), memory, own_data)
     elif (scale, rehearsal, memory) != ("full", None, "bounded"):
         raise GraspError("--scale, --rehearsal and --memory are for presets; change the settings of a file instead")
     values = {"name": file.stem, **values}
