@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "stream": set(),
     "data": set(),
     "metric": set(),
-    "settings": PARTS,
+    "settings": PARTS | {"pretrain"},
     "experiment": PARTS | {"settings", "pretrain", "metric"},
     "report": {"metric"},
     "cli": PARTS | {"settings", "experiment", "pretrain", "report", "bench"},

@@ -17,7 +17,8 @@ Traceback (most recent call last):
     ...
 graspcl.errors.GraspError: name must be 'sgd' or 'adamw', got 'adam'
 
-`bool`, `int`, `float`, `str`, `Literal` and unions of them are checked as they stand; every other type is left alone.
+`bool`, `int`, `float`, `str`, `Literal`, and unions and tuples of them are checked as they stand; every other type is
+left alone. A list passes for a tuple, since TOML has no tuples.
 """
 
 from __future__ import annotations
@@ -136,6 +137,9 @@ def _fits(value: Any, kind: Any) -> bool:
         return any(_fits(value, choice) for choice in inner)
     if origin is Literal:
         return any(value == choice and type(value) is type(choice) for choice in inner)
+    if origin is tuple and ... not in inner:
+        same_length = isinstance(value, tuple | list) and len(value) == len(inner)
+        return same_length and all(map(_fits, value, inner))
     if kind is float:
         return isinstance(value, int | float | np.number) and not isinstance(value, bool) and math.isfinite(value)
     if kind is int:
@@ -160,6 +164,8 @@ def _described(kind: Any) -> str:
     if origin is Literal:
         *first, last = (repr(choice) for choice in inner)
         return f"{', '.join(first)} or {last}" if first else last
+    if origin is tuple:
+        return f"[{', '.join(map(_described, inner))}]"
     return _WORDS.get(kind, getattr(kind, "__name__", str(kind)))
 
 

@@ -12,6 +12,7 @@ import pytest
 from graspcl.settings import preset
 from graspcl.settings.config import as_plain
 from graspcl.settings.presets import names
+from graspcl.settings.read import settled
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,7 +22,7 @@ def test_presets_are_listed_and_shown(graspcl):
     assert "…" not in listed and all(f" {name} " in listed for name in names())
     shown = graspcl("show", "imagenet-300", "--rehearsal", "veridical", "--policy.eps", "1e-6", "--seed=3")
     assert shown.startswith("# ImageNet-300") and "Table 2" in shown.splitlines()[0]
-    expected = as_plain(preset("imagenet-300", rehearsal="veridical", seed=3))
+    expected = as_plain(settled(preset("imagenet-300", rehearsal="veridical", seed=3)))
     expected["policy"]["eps"] = 1e-6
     assert tomllib.loads(shown) == expected
 
@@ -46,7 +47,7 @@ def test_presets_are_listed_and_shown(graspcl):
         ),
         ("show", ["WHAT", "--scale", "--buffer 8MB", "TOML", "--data.* path=, pixels=224"]),
         ("sweep", ["WHAT", "--policies", "--learners", "--seeds", "--updates", "--buffer", "--workers", "0.5x"]),
-        ("pretrain", ["WHAT", "--out", "--base.method", "--base.weights"]),
+        ("pretrain", ["WHAT", "--out", "--base.stages", "weights(file=FILE)"]),
         ("list", ["--name", "--policy", "--learner", "--state", "codecs"]),
     ],
 )
@@ -120,7 +121,7 @@ def test_a_sweep_with_a_plugin_and_failures(graspcl, tmp_path):
         (["demo", "--policies", "graps"], "did you mean 'grasp'?"),
         (["demo", "--data", "x.csv"], "--data needs --text"),
         (["list", "policies", "--plugin", "nowhere.py"], "no plugin file at nowhere.py"),
-        (["pretrain", "groceries"], "--base.method none trains nothing"),
+        (["pretrain", "groceries"], "base.stages is empty, so nothing is trained"),
     ],
 )
 def test_a_mistake_is_answered_without_a_traceback(graspcl, tmp_path, arguments, message):
@@ -158,13 +159,13 @@ def test_the_list_of_commands_fits_one_screen(graspcl):
     assert len(lines) <= 24 and all(len(line) <= 80 for line in lines)
 
 
-@pytest.mark.parametrize("what", ["policies", "learners", "networks", "data", "streams", "rules", "codecs"])
+@pytest.mark.parametrize("what", ["policies", "learners", "networks", "data", "streams", "rules", "codecs", "stages"])
 def test_parts_are_listed_with_their_parameters(graspcl, what):
     expected = {
         "policies": ["grasp", "eps=", "needs ", "middle_first", "width="], "learners": ["siesta", "teacher=False"],
         "networks": ["mobilenet_v3_large", "transformer", "max_tokens=", "images"], "data": ["groceries", "listings"],
         "streams": ["class_incremental", "blurry=0.0", "long_tailed"], "rules": ["largest_class", "reservoir"],
-        "codecs": ["opq", "codebooks="],
+        "codecs": ["opq", "codebooks="], "stages": ["swav", "prototypes=500", "supervised", "weights", "file"],
     }  # fmt: skip
     plugin = ["--plugin", ROOT / "examples" / "middle_first.py"] if what == "policies" else []
     listed = graspcl("list", what, *plugin)

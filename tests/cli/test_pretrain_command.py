@@ -21,7 +21,8 @@ from graspcl.settings.config import as_plain
 
 pytest.importorskip("PIL", reason="needs graspcl[demo]")
 
-CLASSES = ("ant", "bee", "cod", "doe")
+CLASSES = ["ant", "bee", "cod", "doe"]
+SWAV = "swav(epochs=1,batch_size=8,prototypes=20,small_views=1)"
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ network = "small"
 codec = "half"
 data = {{ path = "{pictures}", pixels = 32 }}
 stream = {{ base_classes = 4, order = "sorted" }}
-base = {{ method = "supervised", epochs = 3, batch_size = 8 }}
+base.stages = "supervised(epochs=3, batch_size=8)"
 execution = {{ device = "cpu" }}
 """)
 
@@ -73,12 +74,13 @@ def same(one: Path, other: Path) -> bool:
 def test_supervised_training_writes_network_codec_and_settings(train, pictures, tmp_path, capsys) -> None:
     pytest.importorskip("faiss", reason="needs graspcl[opq]")
     # 8 px: 30 pictures of 16 locations are enough to train 256 entries, and few enough to be quick.
-    options = ["--codec", "opq", "--base.epochs", "12", "--base.lr", "0.1", "--stream.base_classes", "3"]
+    stage = "supervised(epochs=12, batch_size=8, lr=0.1)"
+    options = ["--codec", "opq", "--base.stages", stage, "--stream.base_classes", "3"]
     out = train("deep/base.safetensors", *options, "--data.pixels", "8")
     assert os.listdir(out.parent) == ["base.safetensors"]
     about = read_header(out)["settings"]
-    assert about["classes"] == ["ant", "bee", "cod"] and about["method"] == "supervised"
-    assert len(about["epochs"]) == 12 and about["pixels"] == 8 and about["train_accuracy"] > 0.9
+    assert about["classes"] == ["ant", "bee", "cod"] and about["stages"][0]["method"] == "supervised"
+    assert len(about["stages"][0]["epochs"]) == 12 and about["pixels"] == 8 and about["train_accuracy"] > 0.9
     said = " ".join(capsys.readouterr().out.split())
     assert "small: 3 classes, 30 images; 12 epochs, loss" in said
     assert "training accuracy" in said and "Wrote" in said
@@ -94,26 +96,58 @@ def test_supervised_training_writes_network_codec_and_settings(train, pictures, 
 
 
 def test_swav_without_labels_and_what_a_run_begins_from(train, pictures, tmp_path, capsys) -> None:
-    swav = train("swav", "--base.method", "swav", "--base.epochs", "1")
+    swav = train("swav", "--base.stages", SWAV)
     said = capsys.readouterr().out
     assert "prototypes used" in said and "training accuracy" not in said
     assert isinstance(load_codec(swav), Half)
     # What SwAV has learned is where supervised training begins, and that is where a run begins.
-    out = train("both", "--base.weights", str(swav), "--base.epochs", "1", "--stream.base_classes", "2")
+    stages = f"weights(file={swav},seen=report),supervised(epochs=1,batch_size=8)"
+    out = train("both", "--base.stages", stages, "--stream.base_classes", "2")
     assert "tensors loaded" in capsys.readouterr().out
-    copy = train("copy", "--base.method", "weights", "--base.weights", str(out), "--stream.base_classes", "2")
-    assert same(out, copy) and "epochs" not in read_header(copy)["settings"]
+    assert read_header(out)["settings"]["trained_on"] == CLASSES
+    copy = train("copy", "--base.stages", f"weights(file={out},seen=report)", "--stream.base_classes", "2")
+    assert same(out, copy) and read_header(copy)["settings"]["stages"][0]["method"] == "weights"
     plain = as_plain(from_plain({"network": "small", "codec": "half", "data": {"path": str(pictures), "pixels": 32}}))
     plain |= {"stream": {"base_classes": 2, "sessions": 2, "order": "sorted"}, "budget": {"updates": 2}}
-    plain["base"] = {"method": "weights", "weights": str(out)}
-    assert run(from_plain(plain), tmp_path / "run")["alpha"] is not None
-    made = json.loads((tmp_path / "run" / "environment.json").read_text())["base"]
+    plain["base"] = {"stages": [{"name": "weights", "file": str(out), "seen": "report"}]}
+    assert run(from_plain(plain), tmp_path / "run")["seen"].endswith("were trained on 2 classes of the stream")
+    made = json.loads((tmp_path / "run" / "environment.json").read_text())["base"]["stages"][0]
     assert made["method"] == "weights" and "loaded" in made["loaded"]
+    plain["base"] = {"stages": f"weights(file={out})"}
+    with pytest.raises(GraspError, match="trained on 2 classes of the stream: cod, doe; train on the first classes"):
+        run(from_plain(plain), tmp_path / "refused")
+
+
+def test_stages_follow_each_other_and_each_is_trained_once(train, capsys) -> None:
+    first = train("first", "--base.stages", f"{SWAV},supervised(epochs=1,batch_size=8)")
+    assert "read from the cache" not in capsys.readouterr().out
+    second = train("second", "--base.stages", f"{SWAV},supervised(epochs=1,batch_size=8,optimiser=adamw,lr=0.001)")
+    assert capsys.readouterr().out.count("read from the cache") == 1
+    stages = [read_header(file)["settings"]["stages"] for file in (first, second)]
+    assert [[stage["method"] for stage in each] for each in stages] == [["swav", "supervised"]] * 2
+    assert stages[0][0]["key"] == stages[1][0]["key"] and stages[0][1]["key"] != stages[1][1]["key"]
+    alone = train("alone", "--base.stages", "supervised(epochs=1,batch_size=8)")
+    assert not same(first, second) and not same(first, alone)  # what SwAV learned is where the other begins
+
+
+def test_data_with_the_same_base_share_its_training(train, capsys) -> None:
+    all_classes = train("all", "--base.stages", SWAV, "--stream.base_classes", "2")
+    fewer = train("fewer", "--base.stages", SWAV, "--stream.base_classes", "2", "--data.classes", "3")
+    assert same(all_classes, fewer) and capsys.readouterr().out.count("read from the cache") == 1
+    train("others", "--base.stages", SWAV, "--stream.base_classes", "3", "--data.classes", "3")
+    assert "read from the cache" not in capsys.readouterr().out
 
 
 def test_one_seed_one_result_and_an_order_of_classes(train, tmp_path) -> None:
     (tmp_path / "order.txt").write_text("doe\nant\ncod\nbee\n")
-    options = ["--base.epochs", "1", "--stream.order", str(tmp_path / "order.txt"), "--stream.base_classes", "2"]
+    options = [
+        "--base.stages",
+        "supervised(epochs=1,batch_size=8)",
+        "--stream.order",
+        str(tmp_path / "order.txt"),
+        "--stream.base_classes",
+        "2",
+    ]
     seeds = {"a": "1", "b": "1", "c": "2"}
     a, b, c = (train(name, *options, "--seed", seed, cache=f"cache {name}") for name, seed in seeds.items())
     assert same(a, b) and not same(a, c)
@@ -144,12 +178,21 @@ def test_a_stopped_command_resumes(train, monkeypatch, capsys) -> None:
         (("--data", "nowhere"), "--data nowhere: there is no such folder"),
         (("--network", "smal"), "no network called 'smal'; did you mean 'small'"),
         (("--stream.base_classes", "0"), "needs classes to train on"),
-        (("--base.method", "weights"), "--base.method weights needs a file: set --base.weights FILE"),
-        (("--base.method", "weights", "--base.weights", "nowhere.pth"), r"nowhere\.pth: there is no such file"),
-        (("--base.method", "none"), "trains nothing"),
+        (("--base.stages", "weights"), r"weights needs a file: set --base.stages 'weights\(file=FILE\)'"),
+        (("--base.stages", "weights(file=nowhere.pth)"), r"nowhere\.pth: there is no such file"),
+        (("--base.stages", "none"), "so nothing is trained"),
         # 8 px: ten pictures of 16 locations for 256 entries.
         (
-            ("--codec", "opq", "--data.pixels", "8", "--base.epochs", "1000", "--stream.base_classes", "1"),
+            (
+                "--codec",
+                "opq",
+                "--data.pixels",
+                "8",
+                "--base.stages",
+                "supervised(epochs=1000)",
+                "--stream.base_classes",
+                "1",
+            ),
             "codebooks of 256 entries need at least 256 vectors, got 160",
         ),
     ],

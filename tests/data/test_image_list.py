@@ -77,7 +77,7 @@ def test_the_list_to_test_on_is_test_else_val(places: Path) -> None:
     (places / "Places_LT_test.txt").unlink()
     assert len(ImageList(places).test) == 1
     (places / "Places_LT_val.txt").unlink()
-    with pytest.raises(GraspError, match=r"neither Places_LT_test\.txt nor Places_LT_val\.txt next to .*_train\.txt"):
+    with pytest.raises(GraspError, match=r"no Places_LT_test\.txt or Places_LT_val\.txt next to .*_train\.txt"):
         ImageList(places)
 
 
@@ -258,11 +258,24 @@ def test_images_are_opened_by_what_is_there(places: Path, tmp_path: Path) -> Non
     assert type(folder) is ImageFolder and folder.options == {"pixels": 16, "test_share": 0.1}
 
 
+def test_the_list_to_test_on_is_chosen(places: Path) -> None:
+    (places / "Places_LT_val.txt").write_text("val_256/Places365_val_2.jpg 0\n")
+    assert {split: len(open_images(places, test_split=split).test) for split in ("val", "test")} == {
+        "val": 1,
+        "test": 2,
+    }
+    (places / "Places_LT_val.txt").unlink()
+    with pytest.raises(GraspError, match=r"there is no Places_LT_val\.txt next to .*Places_LT_train\.txt"):
+        open_images(places, test_split="val")
+
+
 def test_wrong_options_get_a_hint(places: Path) -> None:
     with pytest.raises(GraspError, match=r"has no parameter 'pixel'; did you mean 'pixels'\?"):
         data_sources.create(f"images:{places}", pixel=8)
-    with pytest.raises(GraspError, match=r"test_split is for class folders, but Places_LT_train\.txt lists the images"):
-        open_images(places, test_split="val")
+    with pytest.raises(
+        GraspError, match=r"val_mapping is for class folders, but Places_LT_train\.txt lists the images"
+    ):
+        open_images(places, val_mapping="val.txt")
     with pytest.raises(GraspError, match="there is no image folder at"):
         open_images(places / "nowhere")
 

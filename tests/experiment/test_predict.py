@@ -67,7 +67,7 @@ def predicted(folder):
         {"learner": "gdumb", "rehearsal": "veridical"},
         {"learner": "finetune"},
         {"learner": "offline", "buffer": "none"},
-        {"learner": "idbr", "base.method": "supervised", "base.epochs": 1, "base.batch_size": 8},
+        {"learner": "idbr", "base.stages": "supervised(epochs=1,batch_size=8)"},
     ],
     ids=lambda options: "-".join(map(str, options.values())) or "siesta",
 )

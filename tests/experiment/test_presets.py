@@ -15,13 +15,21 @@ from graspcl.model import make_network
 from graspcl.settings import Part, change, preset
 from graspcl.settings.config import OptimiserConfig, as_plain
 from graspcl.settings.presets import about, names
-from graspcl.settings.read import read_toml
+from graspcl.settings.read import read_toml, settled
+from graspcl.settings.rules import base_stages
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 VARIANTS = [*itertools.product(("latent", "veridical"), ("bounded", "unbounded"))]
 
 # -- the paper's numbers -----------------------------------------------------------------------------------------------
 
+# Section 4.2: "pre-trained […] using SwAV"; its settings are those of the published recipe for batches of 256. The next
+# stage is the reference program's.
+SWAV = Part("swav", {
+    "epochs": 400, "batch_size": 256, "optimiser": "lars", "lr": 0.6, "final_lr": 6e-4, "weight_decay": 1e-6,
+    "prototypes": 3000, "hidden": 2048, "queue": 3840, "queue_from": 15, "small_views": 6, "small_pixels": 96,
+    "temperature": 0.1,
+})  # fmt: skip
 COMMON = {
     "policy": Part("grasp", {"distances": "fresh"}),  # section 3, Algorithm 1
     "learner": Part("siesta"),  # section 4.2
@@ -36,8 +44,7 @@ COMMON = {
     "stream.base_classes": 100,  # B.1
     "stream.sessions": 9,  # B.1
     "stream.order": "imagenet",  # B.1: the order of SIESTA
-    "base.method": "supervised",
-    "base.epochs": 50,  # the reference program
+    "base.stages": (SWAV, Part("supervised", {"epochs": 50, "batch_size": 256, "lr": 0.2, "step": 15, "gamma": 0.1})),
     "buffer.capacity": 959_665,  # section 4.2: 1.5 GB, see below
     "buffer.maintenance": Part("largest_class"),  # section 4.2
     "budget.updates": 2502,  # B.1
@@ -70,11 +77,17 @@ PAPER = {
     },
     ("places-lt", "latent"): {  # B.6
         "stream.kind": "long_tailed", "stream.base_classes": 0, "stream.sessions": 5, "stream.order": "random",
-        "base.method": "weights", "buffer.capacity": 20_000, "budget.updates": 1200, "budget.batch_size": 32,
+        "base.stages": (Part("weights"),), "data.test_split": "val",  # "the Places-LT validation set"
+        "buffer.capacity": 20_000, "budget.updates": 1200, "budget.batch_size": 32,
         "optimiser.lr": 0.1,
     },
     ("mobilevit-imagenet-300", "latent"): {  # B.7
-        "network": Part("mobilevit_s"), "data.classes": 300, "stream.sessions": 4, "base.epochs": 300,
+        "network": Part("mobilevit_s", {"frozen_norm": "group", "standardised": "all"}),
+        "base.stages": (Part("supervised", {
+            "epochs": 300, "batch_size": 64, "optimiser": "adamw", "lr": 4e-4, "weight_decay": 0.01,
+            "schedule": "onecycle",
+        }),),
+        "data.classes": 300, "stream.sessions": 4,
         "buffer.capacity": 130_000, "budget.updates": 10_000, "budget.batch_size": 64, "optimiser.name": "adamw",
         "optimiser.lr": 4e-4, "optimiser.weight_decay": 0.01, "optimiser.layer_decay": 1.0,
     },
@@ -134,6 +147,14 @@ def test_compute_is_the_same_for_latents_and_images():
         assert latent.updates * latent.batch_size == veridical.updates * veridical.batch_size
 
 
+@pytest.mark.parametrize("name", names())
+def test_stages_of_the_base_are_valid(name):
+    for scale in ("full", "small", "smoke"):
+        config = preset(name, scale)
+        if config.base.stages != (Part("weights"),):  # whose file only a user has
+            assert len(base_stages(config)) == len(config.base.stages)
+
+
 def test_the_latent_buffer_is_one_and_a_half_gigabytes():
     """Section 4.2: latents of 80 x 14 x 14, 8 bytes per location, within 1.5 GB."""
     config = preset("imagenet-1k")
@@ -171,7 +192,9 @@ def learn(config, folder):
         assert (folder / "plans" / f"session-{row['session']}.npz").exists()
     assert 0 <= summary["alpha"] <= 100 and summary["failed_sessions"] == 0
     assert summary == json.loads((folder / "summary.json").read_text())
-    assert read_toml(folder / "config.toml") == as_plain(config)
+    assert read_toml(folder / "config.toml") == as_plain(settled(config))
+    done = json.loads((folder / "environment.json").read_text())["base"]["stages"]
+    assert [stage["method"] for stage in done] == [stage.name for stage in config.base.stages]
     assert {"environment.json", "classes.json", "stream.npz", "predictions.npz"} <= {f.name for f in folder.iterdir()}
     assert len([*(folder / "checkpoints").iterdir()]) == 1
     arrived = sum(len(part) for part in stream_of(folder))

@@ -53,7 +53,7 @@ def end_state(folder: Path) -> dict[str, Any]:
 # -- the disk ---------------------------------------------------------------------------------------------------------
 
 SMALL = ("--network small --codec half --data.pixels 32 --stream.base_classes 2 --stream.sessions 2 --stream.order "
-         "random --data.classes 6 --base.epochs 2")  # fmt: skip
+         "random --data.classes 6 --base.stages supervised(epochs=2,batch_size=16,lr=0.05)")  # fmt: skip
 
 
 @pytest.mark.parametrize(("room", "lacking"), [
@@ -85,7 +85,7 @@ def test_a_disk_that_is_full_when_a_session_is_recorded(tmp_path):
 KINDS = {
     "latents": {},
     "latents beyond the cache": {"codec": "opq", "codec.codebooks": 4, "codec.size": 16, "codec.iterations": 1},
-    "base training": {"base.method": "supervised", "base.epochs": 1, "base.batch_size": 8},
+    "base training": {"base.stages": "supervised(epochs=1,batch_size=8)"},
     "veridical": {"rehearsal": "veridical"},
 }
 
@@ -198,7 +198,7 @@ def test_a_run_does_not_go_on_with_other_data(photos, tmp_path, monkeypatch):
 
 # -- the cache --------------------------------------------------------------------------------------------------------
 
-TRAINED = {"base__method": "supervised", "base__epochs": 2, "base__batch_size": 8}
+TRAINED = {"base__stages": "supervised(epochs=2,batch_size=8)"}
 
 
 def test_what_another_run_left_in_the_cache_changes_nothing(photos, tmp_path, monkeypatch):
@@ -271,7 +271,7 @@ def test_no_policy_stumbles_over_a_network_that_ran_away(small, tmp_path, policy
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    ({**TRAINED, "base__lr": 1e20}, "the loss became nan in epoch 1; lower the learning rate (1e+20)"),
+    ({"base__stages": "supervised(batch_size=8,lr=1e20)"}, "became nan in epoch 1; lower the learning rate (1e+20)"),
     ({"base__passes": 3, "optimiser__lr": 1e20}, "the loss became nan at update 2 of 6; lower the learning rate"),
 ])  # fmt: skip
 def test_base_training_that_diverges_is_explained(photos, tmp_path, options, message):

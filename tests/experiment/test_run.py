@@ -1,11 +1,15 @@
 """Runs: what belongs to which session, folders that are somebody's, caches that tell executions apart."""
 
 import json
+import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tomli_w
 import torch
+from made_up import Notes
 from safetensors.torch import save_file
 
 from graspcl import machine
@@ -13,17 +17,18 @@ from graspcl.cache import lock
 from graspcl.codec import Identity
 from graspcl.data import Samples
 from graspcl.errors import GraspError
-from graspcl.experiment import encoding, run
+from graspcl.experiment import encoding, load_learner, run
 from graspcl.experiment import prepare as preparing
 from graspcl.experiment.measure import arrivals
 from graspcl.experiment.prepare import PreparedCache, _stamp, arrange, make_learner, open_data, prepare
-from graspcl.experiment.pretraining import build_network
+from graspcl.experiment.pretraining import _seen, build_network
 from graspcl.model import vector_network
 from graspcl.progress import Silent
 from graspcl.report import read_run
-from graspcl.settings import change, preset
+from graspcl.settings import Config, change, preset
 from graspcl.settings.config import BaseConfig, Part, StreamConfig
-from graspcl.stream import ClassIncremental, Stream, save_stream
+from graspcl.settings.read import read_toml
+from graspcl.stream import ClassIncremental, Stream, imagenet_order, save_stream
 
 
 def test_a_folder_with_other_files_is_left_alone(small, tmp_path):
@@ -32,6 +37,47 @@ def test_a_folder_with_other_files_is_left_alone(small, tmp_path):
     with pytest.raises(GraspError, match="files that do not belong to a run"):
         run(small, tmp_path / "mine")
     assert (tmp_path / "mine" / "checkpoints" / "model.pt").read_text() == "precious"
+
+
+def test_a_run_of_an_earlier_version_is_found_in_its_folder(finished, small, tmp_path):
+    config, done = finished
+    folder = shutil.copytree(done, tmp_path / "run")
+    plain = read_toml(folder / "config.toml")
+    plain["base"] = {"method": "none", "epochs": 50, "batch_size": 256, "lr": 0.2, "passes": plain["base"]["passes"]}
+    (folder / "config.toml").write_text(tomli_w.dumps(plain))
+    notes = Notes()
+    assert run(config, folder, notes) == json.loads((done / "summary.json").read_text())
+    assert f"{folder} already holds this run, finished" in notes
+    assert load_learner(folder).classes == load_learner(done).classes
+
+
+def test_settings_without_effect_do_not_make_another_run(small, tmp_path):
+    run(change(small, {"budget.updates": 1}), tmp_path / "run")
+    same = replace(change(small, {"budget.updates": 1}), budget=replace(small.budget, updates=1, passes=7.0))
+    run(same, tmp_path / "run")
+    assert same.path == change(small, {"budget.updates": 1}).path
+
+
+def test_the_frozen_part_learns_in_a_veridical_run_if_wanted():
+    start = change(preset("groceries", "smoke", "veridical"), {"network": "small"})
+    for given, learns in (({}, False), ({"network.frozen": True}, False), ({"network.frozen": False}, True)):
+        config = change(start, given)
+        learner = make_learner(config, build_network(config), Identity(), 6)
+        assert (learner.network.share_plastic() == 1.0) == learns
+
+
+def test_published_weights_that_know_classes_of_the_stream_are_reported():
+    samples, config = (
+        SimpleNamespace(classes=[*imagenet_order()[:3], "x"]),
+        change(Config(), {"network": "efficientnet_lite0"}),
+    )
+    found = _seen(config, samples, np.array([0]))
+    assert found == "the published weights of efficientnet_lite0 were trained on 2 classes of the stream"
+    assert (
+        _seen(config, samples, np.arange(3))
+        == _seen(change(config, {"network.pretrained": False}), samples, np.array([0]))
+        == ""
+    )
 
 
 def test_two_processes_do_not_share_a_folder(small, tmp_path):
@@ -86,7 +132,7 @@ def test_weights_from_elsewhere_have_no_codec_and_no_classes(small, tmp_path):
     torch.save(state, tmp_path / "weights.pth")
     save_file(state, tmp_path / "weights.safetensors")
     for name in ("weights.pth", "weights.safetensors"):
-        options = {"base.method": "weights", "base.weights": str(tmp_path / name), "name": name}
+        options = {"base.stages": f"weights(file={tmp_path / name})", "name": name}
         assert run(change(small, options), tmp_path / "runs" / name)["alpha"] > 30
 
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graspcl.checks import Count
-from graspcl.cli.experiments import run, sweep
+from graspcl.cli.experiments import run, show, sweep
 from graspcl.cli.options import parse_settings, resolve
 from graspcl.data import Samples
 from graspcl.errors import GraspError
@@ -23,9 +23,9 @@ from graspcl.experiment.prepare import arrange, open_data
 from graspcl.learner import Optimiser
 from graspcl.model import Execution
 from graspcl.settings import Config, Part, change, from_plain, preset
-from graspcl.settings.config import BufferConfig, ExecutionConfig, OptimiserConfig, StopConfig, as_plain
+from graspcl.settings.config import BaseConfig, BufferConfig, ExecutionConfig, OptimiserConfig, StopConfig, as_plain
 from graspcl.settings.presets import names
-from graspcl.settings.read import flatten, merge, read_toml
+from graspcl.settings.read import flatten, merge, read_toml, settled
 from graspcl.settings.rules import check
 from graspcl.stream import ClassIncremental, save_stream, streams
 
@@ -38,6 +38,10 @@ words = st.text(st.characters(codec="utf-8", exclude_categories=["C"]), min_size
 )
 numbers = {bool: st.booleans(), int: st.integers(-(2**40), 2**40), float: st.floats(-1e9, 1e9)}
 values = st.one_of(numbers[bool], numbers[int], numbers[float], st.sampled_from(["top", "last_layer", "some text"]))
+stages = st.lists(
+    st.builds(Part, st.sampled_from(["swav", "mine"]), st.dictionaries(st.sampled_from(["lr", "part"]), values)),
+    max_size=3,
+)
 parts = st.builds(Part, words, st.dictionaries(st.sampled_from(["eps", "mode", "candidates", "data"]), values))
 
 
@@ -53,6 +57,8 @@ def trees(kind):
 
 
 def leaf(hint):
+    if get_origin(hint) is tuple:
+        return stages.map(tuple)
     if dataclasses.is_dataclass(hint):
         return trees(hint)
     if get_origin(hint) is Literal:
@@ -76,6 +82,9 @@ def dotted(plain, prefix=""):
     for key, value in plain.items():
         if isinstance(value, dict):
             yield from dotted(value, f"{prefix}{key}.")
+        elif isinstance(value, list):
+            parts = [Part(one.pop("name"), one) for one in map(dict, value)]
+            yield f"--{prefix}{key}={','.join(map(str, parts)) or 'none'}"
         else:
             yield f"--{prefix}{key}={str(value).lower() if isinstance(value, bool) else value}"
 
@@ -149,6 +158,114 @@ def test_a_toml_file_of_ones_own_may_be_short(tmp_path):
     assert config == Config("mine", Part("uniform"), seed=4, buffer=BufferConfig(100), codec=Part("opq", {"size": 16}))
 
 
+def test_stages_of_the_base_in_three_ways(tmp_path):
+    swav, labels = Part("swav", {"epochs": 400, "large": [0.2, 1]}), Part("supervised", {"epochs": 50})
+    python = dataclasses.replace(preset("imagenet-300"), base=BaseConfig((swav, labels)))
+    file = tmp_path / "mine.toml"
+    file.write_text("""
+extends = "imagenet-300"
+name = "imagenet-300"
+[[base.stages]]
+name = "swav"
+epochs = 400
+large = [0.2, 1]
+[[base.stages]]
+name = "supervised"
+epochs = 50
+""")
+    assert resolve(run, str(file), []) == python
+    line = resolve(run, "imagenet-300", ["--base.stages", "swav(epochs=400), supervised(epochs=50)"])
+    assert line.base.stages == (Part("swav", {"epochs": 400}), labels)
+    assert resolve(run, "imagenet-300", ["--base", "supervised"]).base.stages == (Part("supervised"),)
+    assert resolve(run, "imagenet-300", ["--base.stages", "none"]).base.stages == ()
+
+
+def test_a_file_extends_a_preset(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text('extends = "imagenet-300"\n[budget]\nupdates = 7\n[policy]\neps = 0.5\n')
+    start = preset("imagenet-300")
+    expected = dataclasses.replace(
+        start, name="mine", policy=Part("grasp", {"eps": 0.5}), budget=dataclasses.replace(start.budget, updates=7)
+    )
+    assert resolve(run, str(file), []) == expected
+    small = resolve(run, str(file), ["--seed", "3"], scale="smoke", rehearsal="veridical")
+    assert small.seed == 3 and small.budget.updates == 7 and small.data.path == "groceries"
+    assert small.budget.batch_size == preset("imagenet-300", "smoke", "veridical").budget.batch_size
+    file.write_text('extends = "imagenet-300"\nrehearsal = "veridical"\ndata = "photos"\n')
+    found = resolve(run, str(file), [], scale="smoke")
+    assert found.optimiser == preset("imagenet-300", "smoke", "veridical").optimiser and found.data.path == "photos"
+    found = resolve(run, str(file), [], scale="smoke", rehearsal="latent")
+    assert found.optimiser == preset("imagenet-300", "smoke").optimiser and found.rehearsal == "latent"
+    file.write_text('extends = "imagenet300"')
+    with pytest.raises(GraspError, match="no preset called 'imagenet300'; did you mean 'imagenet-300'"):
+        resolve(run, str(file), [])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[stop]\nevery = 5", "stop.every would do nothing: without stop.patience"),
+        ('rehearsal = "veridical"\ncodec = "half"', "codec.name would do nothing: veridical rehearsal stores"),
+        ('extends = "imagenet-1k"\n[budget]\npasses = 2.0', "budget.passes would do nothing: budget.updates is 2502"),
+        ('extends = "listings"\n[network]\nfrozen = false', "network.frozen would do nothing: latent rehearsal"),
+    ],
+)
+def test_a_line_of_a_file_that_would_do_nothing_is_refused(tmp_path, text, message):
+    (tmp_path / "mine.toml").write_text(text)
+    with pytest.raises(GraspError, match=f"mine.toml: {message}"):
+        resolve(run, str(tmp_path / "mine.toml"), [])
+
+
+def test_what_an_earlier_version_wrote_into_a_run_folder_is_read(tmp_path):
+    (tmp_path / "config.toml").write_text(
+        'rehearsal = "veridical"\ncodec = "half"\nbase = { method = "none", lr = 0.2 }'
+    )
+    (tmp_path / "environment.json").write_text("{}")
+    for place in (tmp_path, tmp_path / "config.toml"):
+        assert resolve(run, str(place), []) == Config("config", rehearsal="veridical", codec=Part("half"))
+
+
+@pytest.mark.parametrize("name", ["groceries", "mobilevit-imagenet-300", "text-order-1"])
+def test_what_show_prints_can_be_run(tmp_path, name, capsys):
+    for scale, rehearsal in itertools.product(("full", "smoke"), REHEARSALS):
+        show(name, scale=scale, rehearsal=rehearsal)
+        file = tmp_path / "mine.toml"
+        file.write_text(capsys.readouterr().out)
+        config = preset(name, scale, rehearsal)
+        assert resolve(run, str(file), []) == settled(config) and resolve(run, str(file), []).path == config.path
+
+
+# -- settings of earlier versions --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("base", "stages"),
+    [
+        ({"method": "none", "epochs": 50, "batch_size": 256, "lr": 0.2, "passes": 3.0}, ()),
+        (
+            {"method": "supervised", "epochs": 3, "batch_size": 16, "lr": 0.05},
+            (Part("supervised", {"epochs": 3, "batch_size": 16, "lr": 0.05}),),
+        ),
+        (
+            {"method": "swav", "weights": "a.pth"},
+            (
+                Part("weights", {"file": "a.pth", "seen": "report"}),
+                Part("swav", {"epochs": 50, "batch_size": 256, "lr": 0.2}),
+            ),
+        ),
+        ({"method": "weights", "weights": "a.pth"}, (Part("weights", {"file": "a.pth", "seen": "report"}),)),
+    ],
+)
+def test_settings_from_before_there_were_stages(base, stages):
+    assert from_plain({"base": base}).base == BaseConfig(stages, base.get("passes", 0.0))
+
+
+def test_a_mobilevit_of_an_earlier_run_keeps_its_form():
+    old = from_plain({"network": {"name": "mobilevit_s", "scale": 16.0}, "base": {"method": "none"}})
+    assert old.network.parameters == {"frozen_norm": "batch", "standardised": "blocks", "scale": 16.0}
+    assert from_plain({"network": "mobilevit_s"}).network == Part("mobilevit_s")
+
+
 # -- mistakes ----------------------------------------------------------------------------------------------------------
 
 
@@ -170,12 +287,12 @@ def test_a_toml_file_of_ones_own_may_be_short(tmp_path):
         ({"budget.updates": -1}, "budget.updates must be a whole number of at least 0 or none, got -1"),
         ({"stop": 0}, "stop.patience must be a whole number of at least 1 or none, got 0"),
         ({"stream.blurry": 1}, r"stream.blurry must be a number in \[0, 1\), got 1.0"),
-        ({"base.batch_size": 1}, "base.batch_size must be a whole number of at least 2, got 1"),
+        ({"base.stages": 3}, "base.stages must be a list such as swav"),
+        ({"base.epochs": 3}, "no setting 'base.epochs'; write --base.stages 'supervised"),
         ({"optimiser.lr": "fast"}, "optimiser.lr must be a positive number, got 'fast'"),
         ({"optimiser.lr": -1}, "optimiser.lr must be a positive number, got -1"),
         ({"execution.compile": 1}, "execution.compile must be true or false, got 1"),
         ({"rehearsal": "pixels"}, "rehearsal must be 'latent' or 'veridical', got 'pixels'"),
-        ({"base.method": "none "}, "base.method must be 'none', 'weights', 'supervised' or 'swav', got 'none '"),
         ({"stop.patience": "long"}, "stop.patience must be a whole number of at least 1 or none, got 'long'"),
         ({"data.path": 3}, "data.path must be a string, got 3"),
         ({"data.path": None}, "data.path must be a string"),
@@ -197,6 +314,7 @@ def test_a_file_with_a_mistake_is_named(tmp_path):
         ("[stream]\nsessions = 1.5", "mine.toml: stream.sessions must be a whole number of at least 1, got 1.5"),
         ("[policy]\neps = 1.0", "mine.toml: policy.name must be a string"),
         ("seed = ", "mine.toml is not a TOML file"),
+        ("base.epochs = 3", "mine.toml: there is no setting 'base.epochs'; write --base.stages"),
     ):
         file.write_text(text)
         with pytest.raises(GraspError, match=message):
@@ -226,11 +344,20 @@ def test_a_file_with_a_mistake_is_named(tmp_path):
         ({"stream.kind": "iidd"}, "no stream called 'iidd'"),
         ({"stream.imbalance": 10.0}, "streams of kind class_incremental do not use it"),
         ({"stream.kind": "iid", "stream.blurry": 0.1}, "streams of kind iid do not use it"),
-        ({"base.method": "supervised", "stream.base_classes": 0}, "needs classes to train on"),
-        (
-            {"base.method": "weights", "base.weights": "nowhere.safetensors"},
-            "nowhere.safetensors: there is no such file",
-        ),
+        ({"base.stages": "supervised", "stream.base_classes": 0}, "supervised needs classes to train on"),
+        ({"base.stages": "swav"}, "swav trains on images"),
+        ({"base.stages": "swaw"}, "no stage called 'swaw'; did you mean 'swav'"),
+        ({"base.stages": "swav(epoch=3)"}, "stage 'swav' has no parameter 'epoch'; did you mean 'epochs'"),
+        ({"base.stages": "swav(batch_size=1)"}, "batch_size must be a whole number of at least 2, got 1"),
+        ({"base.stages": "swav(epochs=3,warmup=3)"}, "warmup must be shorter than the 3 epochs"),
+        ({"base.stages": [{"name": "swav", "large": [0.1, 2]}]}, r"large must be \[a number in \[0, 1\]"),
+        ({"base.stages": "supervised(optimiser=adamw,momentum=0.5)"}, "momentum of supervised would do nothing: AdamW"),
+        ({"base.stages": "supervised(schedule=onecycle,step=3)"}, "step of supervised would do nothing: the schedule"),
+        ({"base.stages": "swav(queue_from=3)"}, "queue_from of swav would do nothing: queue is 0"),
+        ({"base.stages": "swav,weights(file=x)"}, "put them first"),
+        ({"base.stages": "weights"}, r"weights needs a file: set --base.stages 'weights\(file=FILE\)'"),
+        ({"base.stages": "weights(file=nowhere.safetensors)"}, "nowhere.safetensors: there is no such file"),
+        ({"rehearsal": "veridical", "network.frozen": 3}, "network.frozen must be true or false or none, got 3"),
         ({"stream.file": "nowhere.npz"}, "--stream.file nowhere.npz: there is no such file"),
         ({"data.path": "nowhere"}, "--data nowhere: there is no such folder"),
         ({"data.val_mapping": "x.txt"}, "--data.val_mapping.* is for folders of images"),
@@ -252,8 +379,7 @@ def test_what_cannot_work_is_refused_before_data_are_read(options, message, add_
         ("imagenet-1k", {"stop": "share=0.1"}, "without stop.patience"),
         ("imagenet-1k", {"base.optimiser.lr": 0.1}, "base.passes 0"),
         ("mobilevit-imagenet-300", {"optimiser.momentum": 0.5}, "AdamW has none"),
-        ("listings", {"base.lr": 0.1}, "base.method none trains nothing"),
-        ("listings", {"base.epochs": 3, "base.method": "weights"}, "base.method weights trains nothing"),
+        ("groceries", {"network.frozen": False}, "latent rehearsal never changes the frozen part"),
         ("listings", {"data.pixels": 64}, "texts, not images"),
         ("places-lt", {"base.passes": 2}, "no base classes"),
         ("text-order-1", {"stream.base_classes": 2}, "streams of kind task_incremental do not use it"),
@@ -270,7 +396,7 @@ def test_an_option_that_would_do_nothing_is_refused(name, options, message):
 def test_an_option_that_does_something_is_not():
     change(preset("imagenet-1k"), {"budget.updates": "none", "budget.passes": 2})
     change(preset("listings"), {"stop.patience": 3, "stop.every": 5, "base.optimiser.lr": 0.1})
-    change(preset("listings"), {"base.method": "swav", "base.lr": 0.1})
+    change(preset("groceries"), {"rehearsal": "veridical", "network.frozen": False})
     change(preset("groceries"), {"stream.file": "x.npz", "data.classes": 3, "stream.order": "sorted"})
 
 

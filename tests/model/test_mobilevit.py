@@ -88,12 +88,16 @@ def standardised(module: nn.Module) -> set[str]:
 
 def test_which_convolutions_are_standardised() -> None:
     blocks = {f"layer{index}.{part}.conv" for index in (8, 10) for part in ("local", "project", "fuse")}
-    net = mobilevit_s(generator=seeded())
-    assert standardised(net.frozen) == set() and standardised(net.plastic) == {*blocks, "layer11.conv"}
-    reference = mobilevit_s(generator=seeded(), frozen_norm="group")
+    net = mobilevit_s(generator=seeded())  # the paper: group norm and weight standardisation, also in the frozen part
+    normed = {name.replace(".norm", ".conv") for name, part in net.named_modules() if isinstance(part, nn.GroupNorm)}
+    assert standardised(net) == normed and {"frozen.layer0.conv", "frozen.layer1.branch.depthwise.conv"} < normed
+    assert not any(isinstance(part, nn.BatchNorm2d) for part in net.modules())
+    reference = mobilevit_s(generator=seeded(), standardised="blocks")
     block = {f"layer6.{part}.conv" for part in ("local", "project", "fuse")}
     assert standardised(reference.frozen) == {"layer0.conv", *block}
-    groups = {part.num_groups for part in reference.modules() if isinstance(part, nn.GroupNorm)}
+    assert standardised(reference.plastic) == {*blocks, "layer11.conv"}
+    assert standardised(mobilevit_s(generator=seeded(), frozen_norm="batch").frozen) == set()
+    groups = {part.num_groups for part in net.modules() if isinstance(part, nn.GroupNorm)}
     assert groups == {16}
 
 
@@ -169,5 +173,5 @@ def test_mistakes_are_explained() -> None:
     for split in (-1, 12):
         with pytest.raises(GraspError, match=rf"split must be a whole number in \[0, 11\], got {split}"):
             mobilevit_s(split=split, generator=seeded())
-    with pytest.raises(GraspError, match="frozen_norm must be 'batch' or 'group', got 'bach'"):
+    with pytest.raises(GraspError, match="frozen_norm must be 'group' or 'batch', got 'bach'"):
         mobilevit_s(generator=seeded(), frozen_norm="bach")  # type: ignore[arg-type]

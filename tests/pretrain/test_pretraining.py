@@ -19,7 +19,7 @@ from graspcl.pretrain import (
     make_trainer,
     pretrain_once,
     save_weights,
-    trainers,
+    stages,
 )
 from graspcl.pretrain.weights import STATES
 from graspcl.state import load_state, save_state
@@ -168,8 +168,8 @@ def test_methods_are_known_by_name_and_mistakes_are_explained() -> None:
     def read(indices):
         raise AssertionError("nothing is read")
 
-    assert trainers.names() == ["supervised", "swav"]
-    with pytest.raises(GraspError, match="no pretraining called 'swaw'; did you mean 'swav'"):
+    assert stages.names() == ["supervised", "swav", "weights"]
+    with pytest.raises(GraspError, match="no stage called 'swaw'; did you mean 'swav'"):
         make_trainer(tiny(), "swaw", read, range(4))
     with pytest.raises(GraspError, match="needs the head's row of each sample; pass rows"):
         make_trainer(tiny(), "supervised", read, range(4))

@@ -84,7 +84,7 @@ def test_one_update_is_that_of_plain_sgd() -> None:
 
 
 def test_rates_fall_in_steps() -> None:
-    rates = [trainer(lr=0.2, epochs=50).rate(epoch + 0.9) for epoch in range(50)]
+    rates = [trainer(lr=0.2, epochs=50).settings.rate(epoch + 0.9) for epoch in range(50)]
     assert rates == pytest.approx([0.2] * 15 + [0.02] * 15 + [0.002] * 15 + [0.0002] * 5)
     log = trainer(lr=0.2, step=1, gamma=0.5).run()
     assert [epoch.lr for epoch in log] == pytest.approx([0.2, 0.1, 0.05])

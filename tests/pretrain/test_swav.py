@@ -162,7 +162,7 @@ def test_prototypes_stay_unit_vectors_and_rest_in_the_first_epoch() -> None:
 
 def test_the_rate_rises_and_falls_as_a_cosine() -> None:
     one = trainer(epochs=10, lr=0.5, final_lr=0.1, warmup=2)
-    assert [one.rate(epoch) for epoch in (0, 1, 2, 6, 10)] == pytest.approx([0.0, 0.25, 0.5, 0.3, 0.1])
+    assert [one.settings.rate(epoch) for epoch in (0, 1, 2, 6, 10)] == pytest.approx([0.0, 0.25, 0.5, 0.3, 0.1])
 
 
 def test_the_rate_changes_with_every_batch_of_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import tomli_w
 from rich.console import Console
 
 from graspcl.report import find_runs, read_run, run_table, runs_table, sweep_table
+from graspcl.report.tables import run_list
 
 
 def write_run(folder, policy, seed=0, learner="siesta", updates=100, alpha=60.0, sessions=2, finished=True, **given):
@@ -129,6 +130,16 @@ def test_one_run_session_by_session(folder):
     assert "μ_N 1.00 · μ_O – · μ_A 61.00 · α 60.00" in " ".join(lines)
     unfinished = folder / "listings" / "siesta" / "grasp" / "seed-1-bbbbbb"
     assert "α" not in text_of(run_table(unfinished))
+
+
+def test_weights_that_saw_classes_of_the_stream_are_named(tmp_path):
+    path = write_run(tmp_path / "grasp" / "seed-0-aaaaaa", {"name": "grasp"})
+    seen = "the weights in base.safetensors were trained on 3 classes of the stream"
+    summary = {**json.loads((path / "summary.json").read_text()), "seen": seen}
+    (path / "summary.json").write_text(json.dumps(summary))
+    assert seen in " ".join(text_of(run_table(path)).split())
+    assert seen in [cell.text for row in run_list([read_run(path)]).rows for cell in row]
+    assert f"Note: {seen}." in " ".join(text_of(sweep_table("grasp", [path])).split())
 
 
 # -- sweeps ------------------------------------------------------------------------------------------------------------

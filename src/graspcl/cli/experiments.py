@@ -24,7 +24,7 @@ from graspcl.settings import change, preset
 from graspcl.settings.config import as_plain
 from graspcl.settings.grid import grid
 from graspcl.settings.presets import about, names
-from graspcl.settings.read import all_settings, flatten
+from graspcl.settings.read import all_settings, flatten, settled
 from graspcl.settings.rules import registries
 
 DEMO_POLICIES = "grasp,uniform_balanced,uniform_balanced(replace=False),uniform"
@@ -210,7 +210,7 @@ def show(
     what
         A preset, a TOML file, or a run folder.
     """
-    plain = as_plain(options.resolve(show, what, settings, scale, rehearsal, memory, plugin))
+    plain = as_plain(settled(options.resolve(show, what, settings, scale, rehearsal, memory, plugin)))
     if what in names():
         print(f"# {about(what)['title']} (paper: {about(what)['paper']})")
     print(tomli_w.dumps(plain), end="")
@@ -220,7 +220,9 @@ def show(
 
 
 def list_(
-    what: Literal["policies", "presets", "runs", "learners", "networks", "data", "streams", "rules", "codecs"],
+    what: Literal[
+        "policies", "presets", "runs", "learners", "networks", "data", "streams", "rules", "codecs", "stages"
+    ],
     folder: Path = Path("runs"),
     /,
     *,

@@ -11,10 +11,10 @@ from cyclopts import Parameter, validators
 
 from graspcl.errors import GraspError
 from graspcl.registry import load_plugin, parameter_names
-from graspcl.settings import change, from_plain, preset
+from graspcl.settings import change, preset
 from graspcl.settings.config import Config, as_plain
-from graspcl.settings.presets import names
-from graspcl.settings.read import all_settings, flatten, read_toml
+from graspcl.settings.presets import load, names
+from graspcl.settings.read import all_settings, flatten
 
 AtLeastOne = Annotated[int, Parameter(validator=validators.Number(gte=1))]
 What = Annotated[str, Parameter(help="A preset (`graspcl list presets`) or a TOML file.")]
@@ -70,14 +70,11 @@ def resolve(
     """
     load_plugins(plugins)
     path, options = Path(what), parse_settings(settings)
+    data = options.get("data", options.get("data.path"))
     if what in names() or not (path.suffix == ".toml" or path.exists()):
-        data = options.get("data", options.get("data.path"))
         config = preset(what, scale, rehearsal, memory, own_data=data)
-    elif path.suffix == ".toml" or path.is_dir():
-        if (scale, rehearsal, memory) != ("full", None, "bounded"):
-            raise GraspError("--scale, --rehearsal and --memory are for presets; change the settings of a file instead")
-        file = path / "config.toml" if path.is_dir() else path
-        config = from_plain({"name": file.stem, **read_toml(file)}, str(file))
+    elif path.is_dir() or path.suffix == ".toml":
+        config = load(path, scale, rehearsal, memory, data)
     else:
         raise GraspError(f"{what} is neither a preset nor a TOML file")
     own = parameter_names(command)
@@ -98,7 +95,8 @@ def settings_help() -> str:
         group, _, key = name.partition(".")
         value = defaults.get(name, defaults.get(f"{name}.name", "none"))
         if not name.startswith("base.optimiser.") or key == "optimiser.name":  # it is like --optimiser
-            groups.setdefault(f"--{group}.*" if key else "--*", []).append(f"{key or name}={value}")
+            own = groups.setdefault(f"--{group}.*" if key else "--*", [])
+            own.append(f"{key or name}={'none' if value == [] else value}")
     intro = (
         "Settings and their defaults; presets set their own (graspcl show PRESET). Write --data.pixels 64, or --buffer "
         "8MB for the first of a group. Parts take parameters: --policy mir --policy.candidates 50."

@@ -23,8 +23,8 @@ def pretrain(
 ) -> None:
     """Train a network and codec on the base classes.
 
-    A run uses the file with --base.weights. Run the same command again to resume stopped training. The settings
-    --base.method, --stream.base_classes, --stream.order, --network and --codec decide what is trained.
+    A run uses the file with --base.stages "weights(file=FILE)". Run the same command again to resume stopped training.
+    The settings --base.stages, --stream.base_classes, --stream.order, --network and --codec decide what is trained.
 
     Parameters
     ----------
@@ -34,8 +34,8 @@ def pretrain(
     from graspcl.experiment.prepare import write_weights
 
     config = resolve(pretrain, what, settings, scale, plugins=plugin)
-    if config.base.method == "none":
-        raise GraspError("--base.method none trains nothing: set it to supervised, swav or weights")
+    if not config.base.stages:
+        raise GraspError("base.stages is empty, so nothing is trained: set --base.stages 'supervised(epochs=50)'")
     check(config)
     if out.exists():
         raise GraspError(f"--out {out} exists already; remove it or choose another name")
@@ -48,7 +48,7 @@ def pretrain(
     with Bars(console) as bars:
         about = write_weights(config, out, bars)
     said = [f"{about['network']}: {len(about['classes'])} classes, {about['images']:,} images"]
-    if epochs := about.get("epochs"):
+    for epochs in (stage["epochs"] for stage in about["stages"] if "epochs" in stage):
         said.append(f"{len(epochs)} epochs, loss {epochs[0]['loss']:.3f} → {epochs[-1]['loss']:.3f}")
         if epochs[-1].get("prototypes") is not None:
             said.append(f"{epochs[-1]['prototypes']} prototypes used")

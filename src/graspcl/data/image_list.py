@@ -29,15 +29,15 @@ def open_images(
     """Open the images of a folder or zip file.
 
     They are an `ImageList` if there is a list such as Places_LT_train.txt, else an `ImageFolder`, whose parameters
-    these are.
+    these are. With lists, `test_split` is the parameter `test` of `ImageList`.
     """
     lists = train_lists(Path(path), open_tree(Path(path)))
     if not lists:
         return ImageFolder(path, pixels, val_mapping=val_mapping, test_split=test_split)
-    for name, value in (("val_mapping", val_mapping), ("test_split", test_split)):
-        if value is not None:
-            raise GraspError(f"{path}: {name} is for class folders, but {lists[0][1]} lists the images; remove {name}")
-    return ImageList(path, pixels=pixels)
+    if val_mapping is not None:
+        fault = f"val_mapping is for class folders, but {lists[0][1]} lists the images"
+        raise GraspError(f"{path}: {fault}; remove val_mapping")
+    return ImageList(path, test=test_split, pixels=pixels)
 
 
 @checked
@@ -55,7 +55,8 @@ class ImageList(ImageFiles):
         path: a folder or a zip file.
         train: list to train on, as a path or as a name within `path`. None: the file in `path`, or next to the zip
             file and named like it, that ends in _train.txt.
-        test: list to test on. None: the file next to `train` that ends in _test.txt, else in _val.txt.
+        test: list to test on, as a path or a name. "val" and "test": the file next to `train` that ends in _val.txt or
+            _test.txt. None: the latter, else the former.
         pixels: height and width of the images that `read` returns.
         classes: number of classes; larger labels are refused. None: any label is accepted.
 
@@ -135,15 +136,15 @@ def _find_lists(root: Path, tree: Tree, train: str | Path | None, test: str | Pa
         several = few([name for _, name in found])
         fault = f"has several lists to train on: {several}" if found else "has no list that ends in _train.txt"
         raise GraspError(f"{tree.where()} {fault}; name the list to use as train")
-    if test is not None:
-        return found[0], find_file(test, tree, "list")
+    if test not in (None, "val", "test"):
+        return found[0], find_file(str(test), tree, "list")
     within, name = found[0]
     start = name.removesuffix("train.txt")
-    beside = [f"{start}test.txt", f"{start}val.txt"] if start != name else []
+    beside = [f"{start}{one}.txt" for one in ("test", "val") if test in (None, one)] if start != name else []
     for other in beside:
         if within.size(other) is not None:
             return found[0], (within, other)
-    missing = f"neither {beside[0]} nor {beside[1]}" if beside else "no list to test on"
+    missing = f"no {' or '.join(beside)}" if beside else "no list to test on"
     raise GraspError(f"there is {missing} next to {within.where(name)}; name the list to use as test")
 
 

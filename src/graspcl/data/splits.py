@@ -108,15 +108,16 @@ class Subset(Samples[Batch]):
         )
 
     def read(self, indices: ArrayLike) -> Batch:
-        return self.samples.read(self._inner(indices))
+        return self.samples.read(self.rows(indices))
 
     def read_some(self, indices: ArrayLike) -> tuple[Batch, Int64s, list[str]]:
-        return self.samples.read_some(self._inner(indices))
+        return self.samples.read_some(self.rows(indices))
 
     def encoded_some(self, indices: ArrayLike) -> tuple[Codes, Int64s, list[str]]:
-        return self.samples.encoded_some(self._inner(indices))
+        return self.samples.encoded_some(self.rows(indices))
 
-    def _inner(self, indices: ArrayLike) -> Int64s:
+    def rows(self, indices: ArrayLike) -> Int64s:
+        """Return the indices in the source of the samples at `indices` [n]."""
         rows: Int64s = self._rows[self.check(indices)]
         return rows
 

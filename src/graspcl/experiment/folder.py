@@ -32,7 +32,7 @@ from graspcl.cache import lock
 from graspcl.checks import Array
 from graspcl.errors import GraspError
 from graspcl.settings.config import Config, as_plain, identity
-from graspcl.settings.read import from_plain, read_toml
+from graspcl.settings.read import from_plain, read_toml, settled
 from graspcl.state import drop_unfinished, load_state, save_state, write_whole
 
 # What a run may leave that is killed before it writes its settings.
@@ -73,7 +73,7 @@ class RunFolder:
             if self.path.is_dir() and not all(_EARLY_FILES.fullmatch(path.name) for path in self.path.iterdir()):
                 raise GraspError(f"{self.path} contains files that do not belong to a run; choose another folder")
             return False
-        found, own = identity(read_toml(self.path / "config.toml")), identity(as_plain(config))
+        found, own = (identity(as_plain(settled(one))) for one in (self.config(), config))
         if found != own:
             other = sorted(key for key in {*found, *own} if found.get(key) != own.get(key))
             raise GraspError(f"{self.path} has a run with other settings ({', '.join(other)}); choose another folder")

@@ -24,6 +24,7 @@ from graspcl.images import decode_some
 from graspcl.learner import Learner
 from graspcl.model.texts import TextInputs
 from graspcl.settings.config import Config, ExecutionConfig
+from graspcl.settings.rules import network_options
 
 # Inputs per pass through the network. Texts are many, since those of similar length are passed together.
 _BATCH = {"images": 64, "texts": 256}
@@ -173,7 +174,7 @@ class Learned:
 
     @cached_property
     def _texts(self) -> TextInputs:
-        return TextInputs.of(self.config.network.name, self.config.network.parameters)
+        return TextInputs.of(self.config.network.name, network_options(self.config))
 
     def _check_array(self, inputs: Tensor) -> None:
         if self.reads == "texts" and inputs.ndim != 2:

@@ -22,7 +22,7 @@ from graspcl.data import Samples, Subset, data_sources, open_samples
 from graspcl.data.samples import few
 from graspcl.errors import GraspError
 from graspcl.experiment.encoding import encode_samples, first_readable, fitted_codec
-from graspcl.experiment.pretraining import Pretrained, build_network, pretrain_network
+from graspcl.experiment.pretraining import Pretrained, build_network, pretrain_network, taught_classes
 from graspcl.learner import Learner, Optimiser, column_shapes, learners
 from graspcl.model import SplitNetwork, veridical
 from graspcl.model.texts import TextInputs
@@ -33,7 +33,7 @@ from graspcl.progress import Progress
 from graspcl.random import generator
 from graspcl.registry import parameter_names
 from graspcl.settings.config import Config, as_plain, digest
-from graspcl.settings.rules import check
+from graspcl.settings.rules import check, keeps_frozen, network_options
 from graspcl.state import drop_unfinished, load_state, save_state
 from graspcl.stream import Stream, class_order, load_stream, make_stream, streams
 
@@ -111,10 +111,12 @@ def write_weights(config: Config, file: Path, progress: Progress) -> dict[str, A
     pretrained = pretrain_network(config, network, samples, base, known, progress)
     pretrained.network.execute(config.execution.make()).eval()
     codec = fitted_codec(config, samples, pretrained.network, None, base, progress)
+    classes = [samples.classes[label] for label in known]
     about = {
         "network": str(config.network), "pixels": config.data.pixels, "seed": config.seed, "codec": str(config.codec),
         "data": samples.name, "fingerprint": samples.fingerprint(), "images": len(base),
-        "classes": [samples.classes[label] for label in known], **pretrained.log, "graspcl": __version__,
+        "classes": classes, "trained_on": sorted({*classes, *taught_classes(config)}), **pretrained.log,
+        "graspcl": __version__,
     }  # fmt: skip
     if len(pretrained.known):
         rows = np.argsort(known)[np.searchsorted(known, samples.labels[base], sorter=np.argsort(known))]
@@ -133,9 +135,8 @@ class PreparedCache:
         """Return what `prepare` returns, from memory if possible."""
         plain = as_plain(config)
         shared = ("seed", "data", "stream", "network", "codec", "rehearsal", "execution")
-        base = {name: plain["base"].get(name) for name in ("method", "weights", "epochs", "batch_size", "lr")}
         files = [_stamp(path) for path in (config.base.weights, config.stream.file, config.data.path)]
-        key = digest([{name: plain.get(name) for name in shared}, base, files])
+        key = digest([{name: plain.get(name) for name in shared}, plain["base"]["stages"], files])
         if self._last is None or key != self._key:
             self._last = None  # first: two of them may not fit into memory
             self._last, self._key = prepare(config, progress), key
@@ -187,7 +188,7 @@ def _as_inputs(samples: Samples[Any], config: Config) -> Samples[Any]:
     path = config.data.path
     gives = data_sources.declared(path, "gives") if path in data_sources else None
     texts = config.reads != "images" if gives is None else gives == "texts"
-    return EncodedTexts(samples, TextInputs.of(config.network.name, config.network.parameters)) if texts else samples
+    return EncodedTexts(samples, TextInputs.of(config.network.name, network_options(config))) if texts else samples
 
 
 class EncodedTexts(Samples[torch.Tensor]):
@@ -326,8 +327,7 @@ def _read_all(samples: Samples[Any], what: str, title: str, progress: Progress) 
 def make_learner(config: Config, network: SplitNetwork, codec: Codec, classes: int) -> Learner:
     """Make the learner of a run for up to `classes` classes; it works on `network` itself."""
     if config.rehearsal == "veridical":
-        # The paper's text runs train all of BERT; its image runs keep the lower layers frozen.
-        network = veridical(network, unfreeze=config.reads != "images")
+        network = veridical(network, unfreeze=not keeps_frozen(config))
     rule = rules.create(config.buffer.maintenance.name, **config.buffer.maintenance.parameters)
     kind, parameters = learners.get(config.learner.name), config.learner.parameters
     columns = {**column_shapes(rule, network, kind, **parameters), **kind.columns(classes, **parameters)}

@@ -25,6 +25,7 @@ from graspcl.policy import Budget
 from graspcl.progress import Progress, Silent
 from graspcl.random import generator
 from graspcl.settings.config import Config, as_plain
+from graspcl.settings.read import settled
 from graspcl.settings.rules import check
 from graspcl.stream import save_stream
 
@@ -227,6 +228,8 @@ class _RunLoop:
             "failed_sessions": len(self.records) - len(done),
             "unreadable_samples": int((~self.prepared.readable).sum()),
         }  # fmt: skip
+        if seen := self.prepared.pretrained.log.get("seen"):
+            summary["seen"] = seen
         return {name: _or_none(value) for name, value in summary.items()}
 
     def _restore(self, base: Path) -> dict[str, Any] | None:
@@ -257,7 +260,7 @@ class _RunLoop:
     def _start(self, base: Path) -> None:
         prepared, samples = self.prepared, self.prepared.samples
         self.folder.clear()
-        self.folder.write_config(as_plain(self.config))
+        self.folder.write_config(as_plain(settled(self.config)))
         fingerprint = samples.fingerprint()
         about = {"data": samples.name, "fingerprint": fingerprint, "base": prepared.pretrained.log}
         self.folder.write_json("environment", {**environment(), **about})

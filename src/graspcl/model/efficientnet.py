@@ -33,7 +33,7 @@ _FROZEN = Form(SameConv2d, partial(nn.BatchNorm2d, eps=1e-3, momentum=0.01), _re
 _PLASTIC = Form(SameConv2d, partial(FrozenBatchNorm2d, eps=1e-3, momentum=0.01), _relu6)
 
 
-@networks.register("efficientnet_lite0", reads="images")
+@networks.register("efficientnet_lite0", reads="images", trained_on="imagenet")
 @checked
 def efficientnet_lite0(
     split: Annotated[int, Range(0, BLOCKS - 1)] = 10,

@@ -41,7 +41,8 @@ def mobilevit_s(
     split: Annotated[int, Range(0, LAYERS - 1)] = 7,
     *,
     generator: torch.Generator,
-    frozen_norm: Literal["batch", "group"] = "batch",
+    frozen_norm: Literal["group", "batch"] = "group",
+    standardised: Literal["all", "blocks"] = "all",
     dropout: Dropout = 0.0,
     scale: Positive = 1.0,
 ) -> SplitNetwork:
@@ -51,20 +52,19 @@ def mobilevit_s(
     [N, 128, 16, 16]. The embedding [N, 640] is the pooled output of the last convolution. No activation follows the
     pooling, so the neck is dropout alone.
 
-    Plastic layers use GroupNorm of 16 groups. Their convolutions are standardised in the MobileViT blocks and the last
-    convolution, and plain in the inverted residuals. SiLU throughout.
+    All layers use GroupNorm of 16 groups and standardised convolutions, as the paper describes. SiLU throughout.
 
     Args:
         split: the last frozen layer, 0..11, by default the paper's; layer 0 is the stem.
-        frozen_norm: "batch" gives frozen layers BatchNorm and plain convolutions, like published weights. "group" gives
-            them the form of plastic layers, as in the reference.
+        frozen_norm: "batch" gives frozen layers BatchNorm and plain convolutions, like published weights.
+        standardised: "blocks" leaves the convolutions of inverted residuals plain, as in the reference program.
 
     >>> net = mobilevit_s(classes=10, generator=torch.Generator().manual_seed(0))
     >>> latents = net.encode(torch.zeros(1, 3, 64, 64, dtype=torch.uint8))
     >>> latents.shape, net(latents).embedding.shape
     (torch.Size([1, 128, 4, 4]), torch.Size([1, 640]))
     """
-    body = build(lambda: _body(split if frozen_norm == "batch" else -1), generator)
+    body = build(lambda: _body(split if frozen_norm == "batch" else -1, standardised == "all"), generator)
     return convolutional(ImageInput(), body, split + 1, EMBEDDING, classes, generator, dropout, scale)
 
 
@@ -144,13 +144,14 @@ def _resize(x: Tensor, height: int, width: int) -> Tensor:
     return F.interpolate(x, (height, width), mode="bilinear", align_corners=False)
 
 
-def _body(split: int) -> nn.Sequential:
-    """Create the layers 0..11, up to `split` in their frozen form and then in their plastic one."""
+def _body(split: int, standardised: bool) -> nn.Sequential:
+    """Create the layers 0..11, up to `split` with BatchNorm; inverted residuals may have plain convolutions."""
     forms = [_FROZEN if index <= split else _PLASTIC for index in range(LAYERS)]
     layers: OrderedDict[str, nn.Module] = OrderedDict(layer0=forms[0].conv_norm(3, STEM, kernel=3, stride=2))
     channels = STEM
     for out, stride, width, depth in ROWS:
-        form = forms[len(layers)]._replace(conv=PaddedConv2d)
+        form = forms[len(layers)]
+        form = form if standardised else form._replace(conv=PaddedConv2d)
         layers[f"layer{len(layers)}"] = InvertedResidual(
             channels, channels * EXPANSION, out, kernel=3, stride=stride, form=form
         )

@@ -16,7 +16,7 @@ from graspcl.model.layers import ImageInput, fork, global_seed
 from graspcl.model.network import SplitNetwork, networks
 
 
-@networks.register("timm", reads="images")
+@networks.register("timm", reads="images", trained_on="imagenet")
 @checked
 def timm_network(
     name: str,

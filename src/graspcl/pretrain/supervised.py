@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,33 +12,40 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.nn import functional as F
 
-from graspcl.checks import Count, Positive, Range, Share, checked
+from graspcl.checks import Positive, Share, checked
 from graspcl.errors import GraspError
 from graspcl.model import SplitNetwork
 from graspcl.pretrain.augment import random_views
-from graspcl.pretrain.trainer import Int64s, Read, Settings, Trainer, trainers
+from graspcl.pretrain.stage import Settings, because, stages
+from graspcl.pretrain.trainer import Int64s, Read, Trainer
 
 
+@stages.register("supervised")
 @checked
 @dataclass(frozen=True)
 class SupervisedSettings(Settings):
-    """Settings of supervised pretraining; the defaults are the reference's."""
+    """Train with labels, on crops, flips and mixtures of images; the defaults are the reference's."""
 
-    step: Count = 15  # epochs after which the rate is multiplied by gamma
-    gamma: Annotated[float, Range(0, 1, above=True)] = 0.1
+    labelled = True
     mix: Share = 1.0  # share of the batches that is mixed
     mixup_share: Share = 0.4  # share of those that is mixed by mixup; the others by cutmix
     mixup_alpha: Positive = 0.1  # parameters of their Beta distributions
     cutmix_alpha: Positive = 1.0
-    crop: tuple[float, float] = (0.08, 1.0)  # least and largest share of the area that a crop covers
+    crop: tuple[Share, Share] = (0.08, 1.0)  # least and largest share of the area that a crop covers
     flip: Share = 0.5  # probability that an image is mirrored
 
+    def trainer(self) -> type[Trainer[Any]]:
+        return SupervisedTrainer
 
-@trainers.register("supervised")
+    @property
+    def idle(self) -> dict[str, str]:
+        return super().idle | because(
+            ("mixup_share mixup_alpha cutmix_alpha", not self.mix, "with mix 0 nothing is mixed")
+        )
+
+
 class SupervisedTrainer(Trainer[SupervisedSettings]):
     """Train with soft targets on crops, flips and mixtures. `rows` [len(indices)] are rows of the head."""
-
-    settings_class = SupervisedSettings
 
     def setup(self, rows: ArrayLike | None) -> None:
         if rows is None:
@@ -48,10 +55,7 @@ class SupervisedTrainer(Trainer[SupervisedSettings]):
         if shape != [number] or int(self.rows.min()) < 0:
             raise GraspError(f"rows must give each of the {number} samples its row of the head, from 0, got {shape}")
         self.network.head.grow(int(self.rows.max()) + 1)
-        self.optimizer = self.sgd(self.parameters())
-
-    def rate(self, epoch: float) -> float:
-        return self.settings.lr * self.settings.gamma ** (int(epoch) // self.settings.step)
+        self.optimizer = self.settings.optimizer(self.parameters())
 
     def step(self, images: Tensor, positions: Int64s) -> tuple[Tensor, Tensor]:
         s = self.settings

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from numpy.typing import ArrayLike
@@ -14,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from graspcl.checks import Count, Natural, NonNegative, Positive, Range, Share, checked
-from graspcl.errors import GraspError
 from graspcl.model import build
 from graspcl.pretrain.augment import random_blur, random_colours, random_views
-from graspcl.pretrain.trainer import Int64s, Settings, Trainer, trainers
+from graspcl.pretrain.stage import Settings, because, stages
+from graspcl.pretrain.trainer import Int64s, Trainer
 
 
 @torch.no_grad()
@@ -44,25 +43,29 @@ def swapped_loss(scores: Sequence[Tensor], codes: Sequence[Tensor], temperature:
     These are the paper's equations 1 and 2. `scores` are [B, K] for each view, those with codes first; `codes` [B, K].
 
     >>> even = torch.full((3, 4), 0.25)
-    >>> round(swapped_loss([torch.zeros(3, 4)] * 3, [even, even]).item(), 4) == round(math.log(4), 4)
-    True
+    >>> round(swapped_loss([torch.zeros(3, 4)] * 3, [even, even]).item(), 4)  # log 4
+    1.3863
     """
     logs = [F.log_softmax(view / temperature, dim=1) for view in scores]
     terms = [-(q * log_p).sum(1).mean() for s, q in enumerate(codes) for t, log_p in enumerate(logs) if t != s]
     return torch.stack(terms).mean()
 
 
+@stages.register("swav")
 @checked
 @dataclass(frozen=True)
 class SwavSettings(Settings):
-    """Settings of SwAV. If the loss stays at log(prototypes), train longer, or lower `epsilon` or `colours`."""
+    """Train without labels, by SwAV.
+
+    If the loss stays at log(prototypes), train longer, or lower `epsilon` or `colours`.
+    """
 
     epochs: Count = 200
     batch_size: Annotated[int, Range(2)] = 128
     lr: Positive = 0.2
     weight_decay: NonNegative = 1e-6
-    final_lr: NonNegative = 1e-4  # the rate at the end; it falls like a cosine
-    warmup: Natural = 0  # epochs over which the rate rises first
+    schedule: Literal["steps", "onecycle", "cosine"] = "cosine"
+    final_lr: NonNegative = 1e-4
     prototypes: Annotated[int, Range(2)] = 500  # their number; the paper has 3000 for 1000 classes
     projection: Count = 128  # widths of the projection head
     hidden: Count = 512
@@ -76,14 +79,21 @@ class SwavSettings(Settings):
     queue_from: Natural = 15
     small_views: Natural = 4  # in addition to two large ones at the images' size
     small_pixels: Count | None = None  # their size; by default 96/224 of the images'
-    large: tuple[float, float] = (0.14, 1.0)  # least and largest share of the area that a view covers
-    small: tuple[float, float] = (0.05, 0.14)
+    large: tuple[Share, Share] = (0.14, 1.0)  # least and largest share of the area that a view covers
+    small: tuple[Share, Share] = (0.05, 0.14)
     colours: NonNegative = 1.0  # strength of random colours
     blur: Share = 0.5  # probability of blur
 
-    def __post_init__(self) -> None:
-        if self.warmup >= self.epochs:
-            raise GraspError(f"warmup must be shorter than the {self.epochs} epochs, got {self.warmup}")
+    def trainer(self) -> type[Trainer[Any]]:
+        return SwavTrainer
+
+    @property
+    def idle(self) -> dict[str, str]:
+        rows = (
+            ("queue_from", not self.queue, "queue is 0"),
+            ("small small_pixels", not self.small_views, "small_views is 0"),
+        )
+        return super().idle | because(*rows)
 
 
 class SwavHead(nn.Module):
@@ -112,11 +122,8 @@ class SwavHead(nn.Module):
             self.prototypes.copy_(F.normalize(self.prototypes, dim=1))
 
 
-@trainers.register("swav")
 class SwavTrainer(Trainer[SwavSettings]):
     """Train by swapped prediction, without labels: `rows` are ignored, and the network's own head stays as it is."""
-
-    settings_class = SwavSettings
 
     def setup(self, rows: ArrayLike | None) -> None:
         s, network = self.settings, self.network
@@ -126,16 +133,10 @@ class SwavTrainer(Trainer[SwavSettings]):
             example = network(network.encode(self.read(self.indices[:1]).float().to(self.device)))
         self.head = SwavHead(example.embedding.shape[1], s, generator).to(self.device)
         own = {id(p) for p in network.head.parameters()}
-        self.optimizer = self.sgd(p for p in (*self.parameters(), *self.head.parameters()) if id(p) not in own)
+        learning = (p for p in (*self.parameters(), *self.head.parameters()) if id(p) not in own)
+        self.optimizer = s.optimizer(learning)
         # Earlier projections of the two large views, newest first; zeros where there are none yet.
         self.queue = torch.zeros(2, s.queue, s.projection, device=self.device)
-
-    def rate(self, epoch: float) -> float:
-        s = self.settings
-        if epoch < s.warmup:
-            return s.lr * epoch / s.warmup
-        progress = (epoch - s.warmup) / (s.epochs - s.warmup)
-        return s.final_lr + (s.lr - s.final_lr) * (1 + math.cos(math.pi * progress)) / 2
 
     def step(self, images: Tensor, positions: Int64s) -> tuple[Tensor, Tensor]:
         s, pixels = self.settings, images.shape[-1]

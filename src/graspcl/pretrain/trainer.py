@@ -1,7 +1,7 @@
 """Pretraining: what happens to a network before the stream, and how it is resumed and stored.
 
-A `Trainer` trains a network by one of the registered methods. `pretrain_once` stores checkpoints and the result, so
-that the same training is done only once.
+A `Trainer` trains a network through one of the registered stages. `pretrain_once` stores checkpoints and the result,
+so that the same training is done only once.
 """
 
 from __future__ import annotations
@@ -16,29 +16,23 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from graspcl.checks import Count, NonNegative, Positive, Range, checked
 from graspcl.errors import GraspError
 from graspcl.model import SplitNetwork
+from graspcl.pretrain.stage import Part, Settings, stages
 from graspcl.pretrain.weights import STATES, load_weights, read_header, save_weights
 from graspcl.progress import Progress, Silent
 from graspcl.random import restore_rng, rng_state
-from graspcl.registry import Registry
 from graspcl.state import drop_unfinished, load_state, save_state
 
 Int64s = NDArray[np.int64]
 Read = Callable[[Int64s], Tensor]  # reads images: indices [n] -> uint8 [n, 3, H, W]
-Part = Literal["all", "plastic"]
-
-trainers: Registry[Trainer[Any]] = Registry(
-    "pretraining", "graspcl.pretrain", given=("network", "read", "indices", "rows", "settings", "rng")
-)
 
 
 def make_trainer(
@@ -54,7 +48,7 @@ def make_trainer(
 
     Args:
         network: the network to train. Afterwards it is frozen as before and in eval mode.
-        method: "supervised", "swav" or another name of `trainers`.
+        method: "supervised", "swav" or another name of `stages` that trains.
         read: returns images, uint8 [n, 3, H, W], for indices [n].
         indices: the samples to train on [n].
         rows: the head's row of each sample [n], for methods with labels. The head grows to them.
@@ -71,10 +65,13 @@ def make_trainer(
     >>> trainer.run()[-1].accuracy
     1.0
     """
-    expected = trainers.get(method).settings_class
+    expected = stages.get(method)
+    if not issubclass(expected, Settings):
+        raise GraspError(f"the stage {method!r} trains nothing")
     if settings is not None and not isinstance(settings, expected):
         raise GraspError(f"{method!r} takes {expected.__name__}, got {type(settings).__name__}")
-    return trainers.create(method, network, read, indices, rows, settings or expected(), rng)
+    chosen = settings or expected()
+    return chosen.trainer()(network, read, indices, rows, chosen, rng)
 
 
 def pretrain_once(
@@ -137,19 +134,6 @@ def pretrain_once(
     return log
 
 
-@checked
-@dataclass(frozen=True)
-class Settings:
-    """Settings of every method."""
-
-    epochs: Count = 50  # passes over the samples
-    batch_size: Annotated[int, Range(2)] = 256  # images per update
-    lr: Positive = 0.2
-    momentum: Annotated[float, Range(0, 1, below=True)] = 0.9
-    weight_decay: NonNegative = 1e-5
-    part: Part = "all"  # what learns
-
-
 @dataclass(frozen=True)
 class Epoch:
     """The log of one epoch: mean loss, and `accuracy` on (mixed) training images or the number of `prototypes` used."""
@@ -171,7 +155,6 @@ class Trainer(ABC, Generic[S]):
     one. `state_dict` contains all that is needed to resume exactly, in a trainer created in the same way.
     """
 
-    settings_class: ClassVar[type[Settings]] = Settings
     optimizer: torch.optim.Optimizer
 
     def __init__(
@@ -205,10 +188,6 @@ class Trainer(ABC, Generic[S]):
     def summary(self, counts: Tensor) -> dict[str, Any]:
         """Return fields of an `Epoch`, from the summed counts of its batches."""
 
-    @abstractmethod
-    def rate(self, epoch: float) -> float:
-        """Return the learning rate after `epoch` epochs."""
-
     def update(self) -> None:
         """Apply the gradients."""
         self.scaler.step(self.optimizer)
@@ -232,7 +211,7 @@ class Trainer(ABC, Generic[S]):
         batches = np.array_split(self.rng.permutation(number), parts)
         losses, counts = [], []
         for step, (positions, images) in enumerate(self._images(batches)):
-            lr = self.rate(len(self.log) + step / len(batches))
+            lr = self.settings.rate(len(self.log) + step / len(batches))
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
             loss, count = self.step(images.to(self.device), positions)
@@ -257,10 +236,6 @@ class Trainer(ABC, Generic[S]):
                 if after is not None:
                     ahead = pool.submit(self.read, self.indices[after])
                 yield batch, images
-
-    def sgd(self, parameters: Iterator[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        s = self.settings
-        return torch.optim.SGD(parameters, lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay)
 
     def parameters(self) -> Iterator[torch.nn.Parameter]:
         """Yield the parameters that learn."""

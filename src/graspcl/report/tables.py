@@ -184,6 +184,8 @@ def comparison_table(experiment: Experiment, name: Literal["summary", "sweep", "
         captions.append(f"No policy can be compared with {experiment.baseline}; --baseline chooses another one.")
     if experiment.repeats:
         captions.append(f"{plural(experiment.repeats, 'run')} with the settings and seed of another left out.")
+    seen = {str(run.summary["seen"]) for group in groups for run in group.runs if "seen" in run.summary}
+    captions += [f"Note: {sentence}." for sentence in sorted(seen)]
     return make_table(name, "Summary", fields, groups, " ".join(captions))
 
 
@@ -270,7 +272,7 @@ def run_list(runs: Sequence[Run]) -> Table:
         (Column("sessions"), lambda run: Cell(run.progress, float(len(run.sessions)))),
         number_field("α", lambda run: run.value("alpha")),
         number_field("seconds", lambda run: run.value("seconds"), 1),
-        text_field("remarks", lambda run: "; ".join([*run.problems, *_losses(run)])),
+        text_field("remarks", lambda run: "; ".join([*run.problems, *_remarks(run)])),
     ]
     return make_table("runs", "Runs", fields, runs)
 
@@ -304,7 +306,7 @@ def session_table(run: Run) -> Table:
     captions: list[str] = []
     if run.summary:
         captions = [f"{m.symbol} {number_cell(run.value(m.key), m.digits).text}" for m in measures("paper")]
-        captions += _losses(run)
+        captions += _remarks(run)
         if not math.isnan(run.value("drift_auc")):
             captions.append(f"drift β {run.value('drift_auc'):.4g}, φ {run.value('drift_mean'):.4g}")
         if run.value("updates_saved") > 0:
@@ -313,10 +315,12 @@ def session_table(run: Run) -> Table:
     return make_table("session", title, fields, run.sessions, " · ".join(captions))
 
 
-def _losses(run: Run) -> list[str]:
-    """Return what a run had to leave out."""
+def _remarks(run: Run) -> list[str]:
+    """Return what a reader of a run's numbers must know: what was left out, and weights that saw its classes."""
     counts = (("failed_sessions", "sessions abandoned"), ("unreadable_samples", "samples unreadable"))
-    return [f"{run.value(key):.0f} {text}" for key, text in counts if run.value(key) > 0]
+    seen = run.summary.get("seen")
+    left_out = [f"{run.value(key):.0f} {text}" for key, text in counts if run.value(key) > 0]
+    return [*left_out, seen] if isinstance(seen, str) else left_out
 
 
 def experiment_tables(experiment: Experiment) -> Iterator[Table]:

@@ -45,7 +45,7 @@ class DataConfig:
     per_class: Count | None = None  # training samples per class at most; with `tasks`, per class and task
     test_per_class: Count | None = None  # test samples per class at most
     val_mapping: str | None = None  # image folders: file that maps validation images to classes
-    test_split: str | None = None  # image folders: folder of the test images
+    test_split: str | None = None  # images to test on: name of a folder; with lists of images, val or test
     text: str = "text"  # tables: column of the texts
     label: str = "label"  # tables: column of the labels
     tasks: str | None = None  # names of tables in the folder `path`, as "ag,yelp,yahoo"; each is a task
@@ -84,21 +84,22 @@ class OptimiserConfig:
 @checked
 @dataclass(frozen=True)
 class BaseConfig:
-    """What happens before the stream: the network learns, then base samples are stored and rehearsed uniformly."""
+    """What happens before the stream: the network passes its stages, then base samples are stored and rehearsed."""
 
-    # none: no training; weights: load a file; supervised, swav: train on the base classes, from `weights` if given
-    method: Literal["none", "weights", "supervised", "swav"] = "none"
-    weights: str | None = None  # file of weights
-    epochs: Count = 50  # of training
-    batch_size: Annotated[int, Range(2)] = 256  # of training
-    lr: Positive = 0.2  # of training
+    # In order: weights(file=FILE), and swav and supervised, which train on the base classes (`graspcl list stages`).
+    stages: tuple[Part, ...] = ()
     passes: NonNegative = 0.0  # of uniform rehearsal over the stored base samples
     optimiser: OptimiserConfig | None = None  # of that rehearsal; by default that of the sessions
 
     @property
+    def weights(self) -> str | None:
+        """The file of weights to start from, if any."""
+        return next((one.parameters.get("file") for one in self.stages if one.name == "weights"), None)
+
+    @property
     def trains(self) -> bool:
         """Whether the network is trained on the base classes."""
-        return self.method in ("supervised", "swav")
+        return any(one.name != "weights" for one in self.stages)
 
 
 @checked
@@ -208,8 +209,10 @@ class Config:
     @property
     def path(self) -> str:
         """Return the run's folder below a folder of runs: name, learner, policy, seed and a digest of the settings."""
+        from graspcl.settings.read import settled
+
         parts = f"{self.folder}/{_folder_name(str(self.learner))}/{_folder_name(str(self.policy))}"
-        return f"{parts}/seed-{self.seed}-{digest(identity(as_plain(self)))[:6]}"
+        return f"{parts}/seed-{self.seed}-{digest(identity(as_plain(settled(self))))[:6]}"
 
     @property
     def reads(self) -> str:
@@ -239,12 +242,20 @@ def as_plain(value: Any) -> Any:
         value = {**values, **parameters}
     if isinstance(value, Mapping):
         return {key: as_plain(inner) for key, inner in value.items() if inner is not None}
-    return list(value) if isinstance(value, tuple) else value
+    return [as_plain(inner) for inner in value] if isinstance(value, tuple | list) else value
+
+
+# What stood for `base.stages = []` before there were stages. Names of run folders are digests of it.
+_NO_STAGES = {"method": "none", "epochs": 50, "batch_size": 256, "lr": 0.2}
 
 
 def identity(plain: dict[str, Any]) -> dict[str, Any]:
     """Return the plain settings that decide a run's result; how often it is saved and logged does not."""
-    return {name: value for name, value in plain.items() if name not in ("checkpoint", "log")}
+    base = dict(plain["base"])
+    if not base["stages"]:
+        base = {**base, **_NO_STAGES}
+        del base["stages"]
+    return {name: value for name, value in {**plain, "base": base}.items() if name not in ("checkpoint", "log")}
 
 
 def digest(value: Any) -> str:

@@ -32,9 +32,37 @@ def from_plain(values: Mapping[str, Any], where: str = "") -> Config:
     '8MB'
     """
     try:
-        return cast(Config, _build(Config, flatten(values)))
+        return cast(Config, _build(Config, modern(flatten(values))))
     except GraspError as error:
         raise GraspError(f"{where}: {error}" if where else str(error)) from error
+
+
+def from_file(values: Mapping[str, Any], where: str, start: Config | None = None) -> Config:
+    """Make a `Config` of a user's TOML file, possibly on top of `start`; refuse a setting that would do nothing.
+
+    A setting that has the value it would have without the file is not refused: `graspcl show` prints all settings.
+    """
+    try:
+        before, given = flatten(as_plain(start or Config())), modern(flatten(values))
+        config: Config = _build(Config, given if start is None else merge(before, given))
+        after = flatten(as_plain(config))
+        for name in given:
+            if after.get(name) != before.get(name) and (reason := idle_reason(config, name)):
+                raise GraspError(f"{name} would do nothing: {reason}; remove it")
+        return config
+    except GraspError as error:
+        raise GraspError(f"{where}: {error}") from error
+
+
+def settled(config: Config) -> Config:
+    """Return `config` with the default in place of each setting that has no effect.
+
+    >>> settled(from_plain({"rehearsal": "veridical", "codec": "half"})).codec.name
+    'opq'
+    """
+    own, usual = flatten(as_plain(config)), flatten(as_plain(Config()))
+    idle = {name for name in own if own[name] != usual.get(name) and idle_reason(config, name)}
+    return _build(Config, {name: value for name, value in own.items() if name not in idle}) if idle else config
 
 
 def change(config: Config, options: Mapping[str, Any]) -> Config:
@@ -133,6 +161,29 @@ def _place(name: str) -> tuple[str, str, type]:
     return (place, key, group) if group is not None and chooses else ("", "", Config)
 
 
+_BEFORE_STAGES = ("base.method", "base.weights", "base.epochs", "base.batch_size", "base.lr")
+
+
+def modern(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return flat settings of an earlier version as they are written now; others are returned unchanged.
+
+    >>> modern({"base.method": "supervised", "base.epochs": 3})
+    {'base.stages': [{'name': 'supervised', 'epochs': 3, 'batch_size': 256, 'lr': 0.2}]}
+    """
+    if "base.method" not in settings or "base.stages" in settings:
+        return settings
+    old = {name.removeprefix("base."): settings[name] for name in _BEFORE_STAGES if name in settings}
+    stages: list[dict[str, Any]] = []
+    if parse(weights := old.pop("weights", None)) is not None:
+        stages.append({"name": "weights", "file": weights, "seen": "report"})
+    if (method := old.pop("method")) not in ("none", "weights"):
+        stages.append({"name": method, "epochs": 50, "batch_size": 256, "lr": 0.2, **old})
+    found = {name: value for name, value in settings.items() if name not in _BEFORE_STAGES}
+    if found.get("network.name") == "mobilevit_s":  # the form it had
+        found = {"network.frozen_norm": "batch", "network.standardised": "blocks", **found}
+    return {**found, "base.stages": stages}
+
+
 def _build(group: type, values: Mapping[str, Any], prefix: str = "") -> Any:
     """Make a group of flat settings, whose names all start with `prefix`."""
     left, built = dict(values), dict[str, Any]()
@@ -144,6 +195,8 @@ def _build(group: type, values: Mapping[str, Any], prefix: str = "") -> Any:
                 built[key] = None
             elif own:
                 built[key] = _build(inner, own, f"{name}.")
+        elif get_origin(kind) is tuple and name in left:
+            built[key] = _parts(left.pop(name), name)
         elif name in left:
             built[key] = _convert(kind, left.pop(name), name)
     if group is Part and "name" not in built:
@@ -156,6 +209,16 @@ def _build(group: type, values: Mapping[str, Any], prefix: str = "") -> Any:
     if parameters:
         built["parameters"] = parameters
     return group(**built)
+
+
+def _parts(value: Any, name: str) -> tuple[Part, ...]:
+    """Convert a list of parts: as on the command line, or as tables of a TOML file."""
+    if isinstance(value, str):
+        value = [] if parse(value) is None else parse_parts(value)
+    if not isinstance(value, list | tuple):
+        raise GraspError(f"{name} must be a list such as swav(epochs=400),supervised, got {value!r}")
+    tables = [one if isinstance(one, Mapping) else as_plain(one) for one in value]
+    return tuple(_build(Part, {str(key): each for key, each in table.items()}) for table in tables)
 
 
 def _further_settings(group: type, built: dict[str, Any]) -> set[str]:
@@ -171,6 +234,8 @@ def _further_settings(group: type, built: dict[str, Any]) -> set[str]:
 def _unknown(name: str, prefix: str, valid: set[str]) -> GraspError:
     """Make the error for an unknown setting; suggest one of that name in another group, or one with a similar name."""
     key, _, rest = name.removeprefix(prefix).partition(".")
+    if name in _BEFORE_STAGES:
+        return GraspError(f"there is no setting {name!r}; write --base.stages 'supervised(epochs=50)'")
     if rest and key in valid:
         return GraspError(f"there is no setting {name!r}; {prefix + key!r} is not a group")
     elsewhere = [other for other, _ in all_settings() if other.endswith(f".{key}")]
@@ -235,6 +300,8 @@ def _group_at(name: str) -> type | None:
 
 
 def _group_in(kind: Any) -> type | None:
+    if get_origin(kind) is tuple:
+        return None  # a list of parts is one setting
     candidates = (kind, *get_args(kind))
     return next((one for one in candidates if dataclasses.is_dataclass(one) and isinstance(one, type)), None)
 

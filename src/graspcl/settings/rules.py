@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from graspcl.checks import check as check_value
 from graspcl.checks import check_parameters
 from graspcl.errors import GraspError
 from graspcl.registry import Registry
@@ -19,15 +20,15 @@ def idle_reason(config: Config, name: str) -> str | None:
     'without stop.patience no session ends early'
     """
     base, stream, updates = config.base, config.stream, config.budget.updates
-    reads = config.reads if name.startswith("data.") else ""  # it loads torch
+    reads = config.reads if re.fullmatch("data.(pixels|text|label|tasks)", name) else ""  # it loads torch
     no_base = not stream.base_classes and stream.file is None
     adamw = [one is not None and one.name == "adamw" for one in (config.optimiser, base.optimiser)]
     for pattern, idle, reason in (
         ("budget.passes", updates is not None, f"budget.updates is {updates}; --budget.updates none counts passes"),
         ("stop.(every|share)", config.stop.patience is None, "without stop.patience no session ends early"),
-        ("base.(epochs|batch_size|lr)", not base.trains, f"base.method {base.method} trains nothing before the stream"),
         ("base.(passes|optimiser.*)", no_base, "there are no base classes (stream.base_classes)"),
         ("base.optimiser.*", not base.passes, "with base.passes 0 the base samples are not rehearsed"),
+        ("network.frozen", config.rehearsal == "latent", "latent rehearsal never changes the frozen part"),
         ("codec.*", config.rehearsal == "veridical", "veridical rehearsal stores samples unmodified"),
         ("optimiser.momentum", adamw[0], "AdamW has none"),
         ("base.optimiser.momentum", adamw[1], "AdamW has none"),
@@ -68,11 +69,12 @@ def registries() -> dict[str, Registry[Any]]:
     from graspcl.learner import learners
     from graspcl.model import networks
     from graspcl.policy import policies
+    from graspcl.pretrain import stages
     from graspcl.stream import streams
 
     return {
         "policies": policies, "learners": learners, "networks": networks, "data": data_sources, "streams": streams,
-        "rules": rules, "codecs": codecs,
+        "rules": rules, "codecs": codecs, "stages": stages,
     }  # fmt: skip
 
 
@@ -89,6 +91,8 @@ def check(config: Config) -> None:
     learners = parts["learners"]
     learners.validate(config.learner.name, config.learner.parameters)
     parts["networks"].validate(config.network.name, network_options(config))
+    check_value("network.frozen", config.network.parameters.get("frozen"), bool | None)
+    base_stages(config)
     kind, own = config.stream.kind, config.stream.parameters
     if unknown := sorted(own.keys() - parts["streams"].parameters(kind).keys()):
         raise GraspError(f"stream {kind!r} has no parameter {unknown[0]!r}")
@@ -99,7 +103,7 @@ def check(config: Config) -> None:
         raise GraspError(f"learner {config.learner.name!r} stores everything it has seen: set --buffer none")
     _check_together(config)
     check_source(config.data, config.reads, config.name)
-    for name, file in (("base.weights", config.base.weights), ("stream.file", config.stream.file)):
+    for name, file in (("base.stages weights", config.base.weights), ("stream.file", config.stream.file)):
         if file is not None and not Path(file).is_file():
             raise GraspError(f"--{name} {file}: there is no such file")
     config.execution.make()
@@ -110,11 +114,36 @@ def network_options(config: Config) -> dict[str, Any]:
     from graspcl.model import networks
 
     sized = {"pixels": config.data.pixels} if "pixels" in networks.parameters(config.network.name) else {}
-    return {**sized, **config.network.parameters}
+    # `frozen` is about the run, not about the network: both values build the same one.
+    return {**sized, **{name: value for name, value in config.network.parameters.items() if name != "frozen"}}
+
+
+def keeps_frozen(config: Config) -> bool:
+    """Whether a veridical run leaves the frozen part as it is: `network.frozen`, by default if it reads images."""
+    given = config.network.parameters.get("frozen")
+    return config.reads == "images" if given is None else bool(given)
+
+
+def base_stages(config: Config) -> list[Any]:
+    """Make the stages of `base.stages`; refuse unknown ones, weights that come too late, and idle parameters."""
+    from graspcl.pretrain import stages
+
+    found = []
+    for place, part in enumerate(config.base.stages):
+        if part.name == "weights" and place:
+            raise GraspError("base.stages: weights replace what the stages before them learned; put them first")
+        if part.name == "weights" and "file" not in part.parameters:
+            raise GraspError("base.stages: weights needs a file: set --base.stages 'weights(file=FILE)'")
+        found.append(stages.create(part.name, **part.parameters))
+        for name in part.parameters:
+            if reason := getattr(found[-1], "idle", {}).get(name):
+                raise GraspError(f"base.stages: {name} of {part.name} would do nothing: {reason}")
+    return found
 
 
 def _check_together(config: Config) -> None:
-    stream, method, reads = config.stream, config.base.method, config.reads
+    stream, reads = config.stream, config.reads
+    training = [one.name for one in config.base.stages if one.name != "weights"]
     if config.rehearsal == "veridical" and reads == "vectors":
         raise GraspError(f"{config.data.path} has no veridical rehearsal: the network reads encoded vectors")
     for name in ("imbalance", "blurry"):
@@ -122,9 +151,7 @@ def _check_together(config: Config) -> None:
             raise GraspError(f"stream.{name}: streams of kind {stream.kind} do not use it; set another --stream.kind")
     if config.learner.parameters.get("regularised") is True and reads != "texts":
         raise GraspError("--learner.regularised swaps the halves of texts: set --network transformer")
-    if config.base.trains and not stream.base_classes:
-        raise GraspError(f"base.method {method} needs classes to train on: set --stream.base_classes N")
-    if config.base.trains and reads != "images":
-        raise GraspError(f"--base.method {method} trains on images; for texts set it to none or weights")
-    if method == "weights" and config.base.weights is None:
-        raise GraspError("--base.method weights needs a file: set --base.weights FILE")
+    if training and not stream.base_classes:
+        raise GraspError(f"base.stages: {training[0]} needs classes to train on: set --stream.base_classes N")
+    if training and reads != "images":
+        raise GraspError(f"base.stages: {training[0]} trains on images; for texts set --base.stages none")

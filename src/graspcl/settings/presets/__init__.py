@@ -2,7 +2,7 @@
 
 Each preset is a TOML file beside this module. `settings` holds its settings. Other sections hold what changes at the
 scales `small` and `smoke`, with veridical rehearsal, and with unbounded memory. Below a scale, `without_data` is for
-users without data of their own. `extends` names a preset to start from.
+users without data of their own. `extends` names a preset to start from, also in a TOML file of a user.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 from importlib import resources
+from pathlib import Path
 from typing import Any, Literal
 
 from graspcl.checks import checked
 from graspcl.errors import GraspError, nearest
 from graspcl.settings.config import Config
-from graspcl.settings.read import flatten, from_plain, merge, read_toml
+from graspcl.settings.read import flatten, from_file, from_plain, merge, read_toml
 
 _VARIANTS = ("latent", "veridical", "unbounded", "without_data")
 
@@ -64,6 +65,29 @@ def preset(
     words = [name, *(word for word in (scale, rehearsal, memory) if word not in ("full", own, "bounded"))]
     config = from_plain({**settings, "name": "-".join(words), "rehearsal": rehearsal}, f"the preset {name}")
     return replace(config, **changes)
+
+
+def load(
+    path: Path, scale: Literal["full", "small", "smoke"] = "full",
+    rehearsal: Literal["latent", "veridical"] | None = None, memory: Literal["bounded", "unbounded"] = "bounded",
+    own_data: str | None = None,
+) -> Config:  # fmt: skip
+    """Return the settings of a TOML file or of a run folder.
+
+    With `extends = "imagenet-300"`, a file changes that preset; the other parameters are those of `preset`.
+    """
+    file, start = path / "config.toml" if path.is_dir() else path, None
+    values = read_toml(file)
+    if "extends" in values:
+        extends, own_data = str(values.pop("extends")), own_data or flatten(values).get("data.path")
+        values |= {} if rehearsal is None else {"rehearsal": rehearsal}
+        start = preset(extends, scale, values.get("rehearsal"), memory, own_data)
+    elif (scale, rehearsal, memory) != ("full", None, "bounded"):
+        raise GraspError("--scale, --rehearsal and --memory are for presets; change the settings of a file instead")
+    values = {"name": file.stem, **values}
+    if (file.parent / "environment.json").exists():  # of a run: earlier versions wrote settings without effect as well
+        return from_plain(values, str(file))
+    return from_file(values, str(file), start)
 
 
 @functools.cache
