@@ -108,6 +108,8 @@ class BufferConfig:
 
     capacity: Count | str | None = None
     maintenance: Part = Part("largest_class")
+    # of the samples of a session: within the capacity, or extra until the session ends; by default as the learner does
+    new_samples: Literal["within", "extra"] | None = None
 
 
 @checked
