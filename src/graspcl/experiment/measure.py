@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from graspcl.buffer import Buffer, Codes
 from graspcl.buffer.capacity import capacity_in_samples
@@ -102,12 +103,14 @@ class DriftMeter:
 class HeldOut:
     """Holds out a share of the arriving samples, which are never rehearsed. The first of a class is never held out.
 
-    `progress` is the best accuracy of the session on them, and the number of evaluations since then.
+    `progress` is the best accuracy of the session on them, and the number of evaluations since then. `best` are the
+    network's weights at that evaluation, if the settings want to keep them.
     """
 
     def __init__(self, settings: StopConfig, codec: Any, rng: np.random.Generator) -> None:
         self.settings, self.rng = settings, rng
-        self.progress = [-1.0, 0]
+        self.progress: list[Any] = [-1.0, 0]
+        self.best: dict[str, torch.Tensor] = {}
         self.buffer = Buffer(_HELD_OUT, codec, rng=np.random.default_rng(rng.integers(2**63)))
         self._met: set[int] = set()
 
@@ -122,13 +125,22 @@ class HeldOut:
         return np.flatnonzero(~apart)
 
     def exhausted(self, learner: Learner) -> bool:
-        """Evaluate; whether `patience` evaluations in a row have brought no better accuracy."""
+        """Evaluate; return whether `patience` evaluations in a row have brought no better accuracy."""
         accuracy = 0.0
         if len(self.buffer):
             accuracy = float(100 * (learner.predict_codes(self.buffer["codes"]) == self.buffer.labels).mean())
         best, since = self.progress
         self.progress = [accuracy, 0] if accuracy > best else [best, since + 1]
-        return self.progress[1] >= (self.settings.patience or 1)
+        if self.settings.keep == "best" and accuracy > best and len(self.buffer):
+            self.best = {name: value.clone() for name, value in learner.network.state_dict().items()}
+        return self.settings.patience is not None and self.progress[1] >= self.settings.patience
+
+    def end_session(self, learner: Learner) -> None:
+        """Give the network its weights of the best evaluation, the last one included, if they are to be kept."""
+        if self.settings.keep == "best":
+            self.exhausted(learner)
+            if self.best:
+                learner.network.load_state_dict(self.best)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the held-out samples and the generator that chooses them."""
@@ -167,17 +179,18 @@ class EnergyMeter:
             return []
 
 
-def session_budget(settings: BudgetConfig, seen: int, fits: int | None) -> Budget:
+def session_budget(settings: BudgetConfig, seen: int, fits: int | None, session: int = 1) -> Budget:
     """Return the budget of a session after `seen` samples, if the buffer has room for `fits` of them (None: all).
 
     >>> session_budget(BudgetConfig(passes=2.0, batch_size=10), seen=1000, fits=400)
     Budget(updates=80, batch_size=10)
     """
+    times = settings.times * (1 + (settings.growth or 0) * (session - 1))
     if settings.updates is not None:
-        updates = max(1, round(settings.times * settings.updates)) if settings.updates else 0
+        updates = max(1, round(times * settings.updates)) if settings.updates else 0
         return Budget(updates, settings.batch_size)
     stored = seen if fits is None else min(fits, seen)
-    return Budget.passes(settings.times * settings.passes, stored, settings.batch_size)
+    return Budget.passes(times * settings.passes, stored, settings.batch_size)
 
 
 def samples_within(config: Config, learner: Learner, codes: Codes) -> int | None:

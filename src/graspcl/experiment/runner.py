@@ -84,7 +84,7 @@ class _RunLoop:
         self.tests = measure.TestSet(prepared.codes[test], samples.labels[test], arrived)
         self.fits = measure.samples_within(config, self.learner, prepared.codes[train[readable[train]][:1000]])
         self.held_out: measure.HeldOut | None = None
-        if config.stop.patience is not None:
+        if config.stop.patience is not None or config.stop.keep is not None:
             rng = generator(config.seed, "held out")
             self.held_out = measure.HeldOut(config.stop, self.learner.buffer.codec, rng)
         self.records: list[dict[str, Any]] = []
@@ -129,19 +129,21 @@ class _RunLoop:
             before = self.tests.predict(learner, number)[1]
             about: dict[str, Any] = {"session": number, "accuracy_before_rehearsal": before}
             distances = measure.stored_distances(learner, settings.distances, generator(seed, f"distances {number}"))
-            budget = measure.session_budget(self.config.budget, learner.buffer.seen, self.fits)
-            rehearsal, progress = Rehearsal(learner, learner.session_budget(budget)), [-1.0, 0]
+            budget = measure.session_budget(self.config.budget, learner.buffer.seen, self.fits, number)
+            rehearsal, progress, best = Rehearsal(learner, learner.session_budget(budget)), [-1.0, 0], {}
         else:
             about, distances, progress = dict(state["about"]), state["distances"], state["patience"]
+            best = state.get("best", {})  # earlier versions kept none
             rehearsal = Rehearsal(learner, Budget(**state["rehearsal"]["budget"]), state["rehearsal"])
             meter.curve = list(state["drift"])
         if self.held_out is not None:
-            self.held_out.progress = progress
+            self.held_out.progress, self.held_out.best = progress, best
 
         def session_state() -> dict[str, Any]:
             return {
                 "about": about, "rehearsal": rehearsal.state_dict(), "drift": meter.curve, "distances": distances,
                 "patience": progress if self.held_out is None else self.held_out.progress,
+                "best": {} if self.held_out is None else self.held_out.best,
             }  # fmt: skip
 
         try:
@@ -154,6 +156,8 @@ class _RunLoop:
                     rehearsal.stop()
                 self._save_if_due(session_state)
                 self.live.step(number, rehearsal)
+            if self.held_out is not None:
+                self.held_out.end_session(self.learner)
             log = rehearsal.finish()
         except Diverged as error:
             self.progress.note(f"session {number} is abandoned: {error}")
