@@ -32,17 +32,21 @@ class TestSet:
         self.codes, self.labels, self.arrived = codes, labels, arrived
 
     def predict(self, learner: Learner, session: int) -> tuple[Array, float, float]:
-        """Return predictions [n] after a session, -1 for classes to come; accuracy and top-5 accuracy of the others."""
-        known = np.flatnonzero(self.arrived <= session)
+        """Return predictions [n] after a session, with accuracy and top-5 accuracy on what has arrived.
+
+        Samples of later sessions are predicted only if their class is known, as where tasks share classes; else -1.
+        """
+        here = self.arrived <= session
+        known, asked = np.flatnonzero(here), np.flatnonzero(here | np.isin(self.labels, learner.classes))
         predicted = np.full(len(self.labels), -1)
         hits = 0
-        for begin in range(0, len(known) if learner.classes else 0, _CHUNK):
-            rows = known[begin : begin + _CHUNK]
+        for begin in range(0, len(asked) if learner.classes else 0, _CHUNK):
+            rows = asked[begin : begin + _CHUNK]
             logits = learner.outputs(self.codes[rows], "logits")
             names = np.asarray(learner.classes)
             predicted[rows] = names[logits.argmax(1).numpy(force=True)]
             best = names[logits.topk(min(5, logits.shape[1]), 1).indices.numpy(force=True)]
-            hits += int((best == self.labels[rows, None]).any(1).sum())
+            hits += int((best == self.labels[rows, None]).any(1)[here[rows]].sum())
         if not len(known):
             return predicted, float("nan"), float("nan")
         accuracy = 100 * (predicted[known] == self.labels[known]).mean()
@@ -79,25 +83,35 @@ def stored_distances(learner: Learner, number: int, rng: np.random.Generator) ->
 
 
 class DriftMeter:
-    """Measures representation drift: how far embeddings of held-out old samples move per update (Appendix B)."""
+    """Measures representation drift: how far embeddings of held-out old samples move per update (Appendix B).
+
+    `curves` has a number per update, as a "norm" and as "mse" (`graspcl.metric.drift`).
+    """
 
     def __init__(self, tests: TestSet, number: int, session: int, rng: np.random.Generator) -> None:
         old = np.flatnonzero(tests.arrived < session)
         chosen = np.sort(rng.permutation(old)[:number])
         self.codes = tests.codes[chosen]
-        self.curve: list[float] = []
+        self.curves: dict[str, list[float]] = {"norm": [], "mse": []}
         self._before: Array | None = None
 
     def measure(self, learner: Learner) -> None:
-        """Take the current embeddings; from the second call on, append the drift since the last one to `curve`."""
+        """Take the current embeddings; from the second call on, append the drift since the last one to `curves`."""
         if not len(self.codes):
             return
         now = learner.outputs(self.codes, "embedding").double().numpy(force=True)
         if self._before is not None:
             # A diverged network has no drift. The session decides what to do about it.
             sound = np.isfinite(now).all() and np.isfinite(self._before).all()
-            self.curve.append(drift(self._before, now) if sound else float("nan"))
+            self.curves["norm"].append(drift(self._before, now, "norm") if sound else float("nan"))
+            self.curves["mse"].append(drift(self._before, now, "mse") if sound else float("nan"))
         self._before = now
+
+
+def stored_drift(state: dict[str, list[float]] | list[float]) -> dict[str, list[float]]:
+    """Return the curves of a checkpoint; earlier versions measured the norm alone."""
+    found = state if isinstance(state, dict) else {"norm": state, "mse": len(state) * [float("nan")]}
+    return {kind: list(curve) for kind, curve in found.items()}
 
 
 class HeldOut:

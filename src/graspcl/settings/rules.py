@@ -25,7 +25,8 @@ def idle_reason(config: Config, name: str) -> str | None:
     for pattern, idle, reason in (
         ("budget.passes", updates is not None, f"budget.updates is {updates}; --budget.updates none counts passes"),
         (
-            "stop.(every|share)", config.stop.patience is None and config.stop.keep is None,
+            "stop.(every|share)",
+            config.stop.patience is None and config.stop.keep is None,
             "without stop.patience or stop.keep nothing is held out",
         ),
         ("base.(epochs|batch_size|lr)", not base.trains, f"base.method {base.method} trains nothing before the stream"),
