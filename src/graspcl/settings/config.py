@@ -131,9 +131,9 @@ class StopConfig:
     """How a session ends: after `patience` evaluations on held-out samples without a better accuracy, if given."""
 
     patience: Count | None = None
-    keep: Literal["best"] | None = None  # the weights of the best evaluation; by default the last
     every: Count = 25  # updates between evaluations
     share: Annotated[float, Range(0, 1, above=True, below=True)] = 0.05  # of arriving samples, never rehearsed
+    keep: Literal["best"] | None = None  # the weights of the best evaluation; by default the last
 
 
 @checked
