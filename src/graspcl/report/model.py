@@ -328,7 +328,7 @@ class Report:
 def gather(paths: Iterable[Path], baseline: str | None = None, paper: str | None = None) -> Report:
     """Read all runs in and below folders.
 
-    A given `baseline` must be the policy of a run. `paper` is "table-2" to "table-11".
+    A given `baseline` must be the policy of a run. `paper` is a name of `graspcl.report.paper.published`.
     """
     runs = read_runs(paths)
     policies = {run.policy for run in runs if run.config}
