@@ -27,6 +27,13 @@ def test_every_preset_has_a_title_and_its_own_name():
     assert preset("imagenet-1k", "smoke", "veridical", "unbounded").name == "imagenet-1k-smoke-veridical-unbounded"
 
 
+def test_small_texts_have_two_plastic_layers_of_six():
+    for order in range(1, 7):
+        config = preset(f"text-order-{order}", "small")
+        assert (config.network.parameters["frozen_layers"], config.optimiser.lr) == (4, 3e-4)
+        assert config.optimiser.warmup is config.stop.keep is None  # 40 updates are too few for either
+
+
 def test_compute_is_the_same_for_latents_and_images():
     """Appendix B, Compute: iterations times mini-batch size stay constant."""
     for name in ("imagenet-1k", "imagenet-300"):

@@ -140,6 +140,7 @@ def test_presets_fill_their_own_columns(tmp_path, which, name, rehearsal, memory
     ("options", "said"),
     [
         ({}, ""), ({"data": "elsewhere", "measure.distances": 0, "checkpoint.seconds": 5}, ""),
+        ({"rehearsal": "veridical"}, "rehearsal (veridical, not latent)"),
         ({"network.scale": 16.0}, "network.scale (16.0, not given)"),
         ({"network.split": 6}, "network.split (6, not 7)"),
         ({"network": "efficientnet_lite0"}, "network.name (efficientnet_lite0, not mobilenet_v3_large)"),

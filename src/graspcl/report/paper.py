@@ -16,7 +16,7 @@ import numpy as np
 
 from graspcl.errors import GraspError, nearest
 from graspcl.report.measures import Mean, plural, significant
-from graspcl.report.model import Condition, Experiment, Group
+from graspcl.report.model import Experiment, Group
 from graspcl.report.read import Run, dig, flatten, number
 from graspcl.report.tables import INTERVAL, Cell, Column, Table, mean_cell, number_cell, text_cell
 
@@ -40,6 +40,7 @@ def published() -> dict[str, dict[str, Any]]:
     return _toml("paper.toml")
 
 
+@cache
 def paper_settings(preset: str, rehearsal: str, memory: str) -> Settings:
     """Return the settings of an experiment of the paper.
 
@@ -47,7 +48,7 @@ def paper_settings(preset: str, rehearsal: str, memory: str) -> Settings:
     '0.2GB'
     """
     own = _toml("paper_settings.toml")[preset]
-    found = paper_settings(own["extends"], rehearsal, memory) if "extends" in own else {}
+    found = dict(paper_settings(own["extends"], rehearsal, memory)) if "extends" in own else {}
     for part in (own, *(own.get(name, {}) for name in (rehearsal, memory, f"{rehearsal}-{memory}"))):
         found |= {name: item for name, item in part.items() if "is" in item}
     return found
@@ -86,16 +87,17 @@ def paper_table(experiments: Sequence[Experiment], which: str) -> Table:
         meaning = f"{column['under']}, {column['name']}"
         columns.append(Column(column["name"], f"{meaning}: published", group=column["under"]))
         columns.append(Column("ours", f"{meaning}: our runs, {INTERVAL}", group=column["under"]))
-        for row, cells in zip(table["rows"], rows, strict=True):
+        found = {} if "average" in column else _groups_by_row(experiments, table, column)
+        for line, (row, cells) in enumerate(zip(table["rows"], rows, strict=True)):
             std = row["std"][place] if "std" in row else math.nan
             value = row["values"][place]
             published_cell = Cell(Mean(value, std).text(digits), value, std=std)
             if "average" in column:  # of the columns before this one
                 ours = [float(cell.value) for cell in cells[-1 : -2 * column["average"] : -2]]
                 our_cell = number_cell(float(np.mean(ours)), digits)
-            elif found := _matching_group(experiments, table, row, column):
-                our_cell = _our_cell(*found, column, digits)
-                used.add(_described(found[1], _alternatives(table, row, column)))
+            elif line in found:
+                our_cell = _our_cell(*found[line], column, digits)
+                used.add(_described(found[line][1], _alternatives(table, row, column)))
             else:
                 our_cell = number_cell(math.nan)
             cells += [published_cell, our_cell]
@@ -122,30 +124,33 @@ def _alternatives(table: Mapping[str, Any], row: Mapping[str, Any], column: Mapp
     return found
 
 
-def _matching_group(
-    experiments: Sequence[Experiment], table: Mapping[str, Any], row: Mapping[str, Any], column: Mapping[str, Any]
-) -> tuple[Experiment, Group] | None:
-    """Return the runs of one cell.
+def _groups_by_row(
+    experiments: Sequence[Experiment], table: Mapping[str, Any], column: Mapping[str, Any]
+) -> dict[int, tuple[Experiment, Group]]:
+    """Return the runs of a column, by the place of their row.
 
     All rows of a learner take their runs from one condition of one experiment: the one that fills most rows, then the
     one with most seeds.
     """
-    rows = [other for other in table["rows"] if other.get("preset") == row.get("preset")]
-    found: list[tuple[int, int, Experiment, Condition]] = []
-    for experiment in experiments:
-        for condition in experiment.conditions:
-            finished = [group for group in experiment.at(condition) if group.finished]
-            seeds = {
-                o["policy"]: len(group.runs) for group in finished for o in rows if _matches(group, table, o, column)
-            }
-            if seeds:
-                found.append((len(seeds), sum(seeds.values()), experiment, condition))
-    if not found:
-        return None
-    *_, experiment, condition = max(found, key=lambda place: place[:2])
-    groups = [group for group in experiment.at(condition) if _matches(group, table, row, column)]
-    best = max(groups, key=lambda group: len(group.runs), default=None)
-    return None if best is None else (experiment, best)
+    rows: list[dict[str, Any]] = table["rows"]
+    found: dict[int, tuple[Experiment, Group]] = {}
+    for preset in {row.get("preset") for row in rows}:
+        offers: list[dict[int, tuple[Experiment, Group]]] = []
+        for experiment in experiments:
+            for condition in experiment.conditions:
+                offers.append({})
+                for group in sorted(experiment.at(condition), key=lambda group: len(group.runs)):
+                    for place, row in enumerate(rows):
+                        if row.get("preset") == preset and group.finished and _matches(group, table, row, column):
+                            offers[-1][place] = experiment, group
+        best = max(offers, key=_filled, default=None)
+        found.update(best or {})
+    return found
+
+
+def _filled(offer: Mapping[int, tuple[Experiment, Group]]) -> tuple[int, int]:
+    """Return how many rows are filled, and by how many runs."""
+    return len(offer), sum(len(group.runs) for _, group in offer.values())
 
 
 def _matches(group: Group, table: Mapping[str, Any], row: Mapping[str, Any], column: Mapping[str, Any]) -> bool:
