@@ -49,6 +49,8 @@ def paper_settings(preset: str, rehearsal: str, memory: str) -> Settings:
     """
     own = _toml("paper_settings.toml")[preset]
     found = dict(paper_settings(own["extends"], rehearsal, memory)) if "extends" in own else {}
+    if any(name.startswith("base.stages.") for name in own):  # a list replaces a list
+        found = {name: item for name, item in found.items() if not name.startswith("base.stages.")}
     for part in (own, *(own.get(name, {}) for name in (rehearsal, memory, f"{rehearsal}-{memory}"))):
         found |= {name: item for name, item in part.items() if "is" in item}
     return found
@@ -63,6 +65,9 @@ def differences(run: Run, wanted: Settings) -> dict[str, str]:
         own["test.samples"] = str(len(run.labels))
     found = {}
     for name, item in wanted.items():
+        group, _, stage = name.rpartition(".")[0].rpartition(".")
+        if group == "base.stages" and stage not in stages and not name.endswith(".name"):
+            continue  # a stage that is not there is named once
         expected = "".join(flatten({"": item["is"]}).values())
         optional = item.get("default", False) or (name == "test.samples" and run.labels is None)
         if (value := own.get(name, expected if optional else "none")) != expected:
