@@ -78,11 +78,11 @@ MEASURES = [
     ),
     Measure(
         "drift_mse_auc", "β MSE", "area under the drift per update, the mean squared change of embeddings, mean over "
-        "sessions (updates × MSE)", "", "lower", 4, tables=("summary",), tex=r"\beta_{\mathrm{MSE}}",
+        "sessions (updates × MSE)", "", "lower", 6, tables=("summary",), tex=r"\beta_{\mathrm{MSE}}",
     ),
     Measure(
         "drift_mse_mean", "φ MSE", "drift per update, the mean squared change of embeddings, mean over updates and "
-        "sessions", "", "lower", 4, tables=("summary",), tex=r"\phi_{\mathrm{MSE}}",
+        "sessions", "", "lower", 6, tables=("summary",), tex=r"\phi_{\mathrm{MSE}}",
     ),
     Measure("updates", "updates", "mini-batches of all sessions", "", "", 0, tables=("costs", "demo", "session")),
     Measure(
