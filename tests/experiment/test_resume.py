@@ -62,7 +62,7 @@ RUNS = {
     "gdumb and rainbow": (f"{LISTINGS} --learner gdumb --policy rainbow", KILLS),
     # The first session ends early, and is killed between that and its record.
     "patience, drift and remembered distances": (
-        f"{LISTINGS} --policy.distances remembered --stop patience=1,every=1,share=0.2 --measure.drift 8",
+        f"{LISTINGS} --policy.distances remembered --stop patience=1,every=1,share=0.2,keep=best --measure.drift 8",
         ["before step 2", "before finish 2", "before finish 1", "after metrics 1", "before finish 1"],
     ),
     # What a killed session has done to the network is undone to where it began, not to where it went on.

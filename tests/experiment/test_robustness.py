@@ -321,13 +321,15 @@ def test_measuring_drift_does_not_change_the_training(photos, tmp_path):
     first, second = ((tmp_path / f"run {drift}" / "predictions.npz").read_bytes() for drift in (0, 6))
     assert first == second
     with np.load(tmp_path / "run 6" / "drift.npz") as file:
-        assert {name: len(curve) for name, curve in file.items()} == {"session_1": 4, "session_2": 4}
+        assert {name: len(curve) for name, curve in file.items()} == {
+            "session_1": 4, "mse_1": 4, "session_2": 4, "mse_2": 4
+        }  # fmt: skip
 
 
 def test_drift_is_filed_under_its_session(photos, tmp_path):
     """Without base classes there is nothing old in the first one."""
     run(settings(photos, stream__base_classes=0, measure__drift=6), tmp_path / "run")
     with np.load(tmp_path / "run" / "drift.npz") as file:
-        assert file.files == ["session_2"]
+        assert file.files == ["session_2", "mse_2"]
     assert ["drift_auc" in record for record in metrics(tmp_path / "run")] == [False, True]
     assert only_run(tmp_path) == tmp_path / "run"

@@ -62,7 +62,8 @@ def make_run(
         )  # fmt: skip
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     if drift:
-        np.savez(folder / "drift.npz", **{f"session_{t}": rng.random(updates) for t in range(1, done + 1)})
+        curves = {f"{kind}_{t}": rng.random(updates) for kind in ("session", "mse") for t in range(1, done + 1)}
+        np.savez(folder / "drift.npz", **curves)
     if done == sessions:
         finish(folder)
     return folder

@@ -1,7 +1,6 @@
 """The report as files, and the command that writes it."""
 
 import csv
-import math
 import re
 import shutil
 import subprocess
@@ -15,13 +14,10 @@ from graspcl.errors import GraspError
 from graspcl.metric import interval
 from graspcl.report import gather
 from graspcl.report.measures import Mean
-from graspcl.report.paper import published
 from graspcl.report.render import images
 from graspcl.report.render.images import write_figures
 from graspcl.report.render.text import as_csv, as_latex, as_markdown, slug, write_tables
 from graspcl.report.tables import Column, Table, mean_cell, number_cell, paper_form_tables, text_cell
-
-PAPER = Path(__file__).with_name("paper_rows.tex")
 
 
 @pytest.fixture(scope="module")
@@ -93,19 +89,6 @@ def test_latex_takes_the_tables(report, tmp_path):
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "all.tex"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:]
-
-
-def test_published_numbers_are_those_of_the_paper():
-    """All of them, and no others."""
-    printed, known = [], []
-    for line in PAPER.read_text(encoding="utf-8").splitlines()[1:]:
-        numbers = [re.findall(r"(?<![\d.])\d+\.\d+", cell) for cell in line.split("&")[1:]]
-        printed.append([tuple(map(float, found)) for found in numbers])
-    for table in published().values():
-        for row in table["rows"]:
-            spread = [() if math.isnan(s) else (s,) for s in row["std"]] if "std" in row else [()] * len(row["values"])
-            known.append([(value, *std) for value, std in zip(row["values"], spread, strict=True)])
-    assert sorted(known) == sorted(printed)
 
 
 def test_several_experiments_have_folders_of_their_own(tmp_path):

@@ -19,15 +19,14 @@ from graspcl.metric import interval, mcnemar, paired_interval, saved_updates
 from graspcl.report import gather, read_run, sweep_table, write_page
 from graspcl.report.figures import all_figures
 from graspcl.report.measures import MEASURES, Measure
-from graspcl.report.paper import paper_table, published
 from graspcl.report.render.html import json_for_script, render_report
 from graspcl.report.render.images import standalone
 from graspcl.report.render.text import as_csv, as_latex, as_markdown
 from graspcl.report.tables import comparison_table, cost_table, paper_form_tables, run_list, settings_tables
 
 FIGURES = {
-    "learning-all", "learning-old", "learning-new", "bars", "updates", "memory", "times", "distance", "repeats",
-    "coverage", "class-coverage", "drift", "matrix", "classes",
+    "learning-all", "learning-old", "learning-new", "bars", "updates", "seconds", "memory", "times", "distance",
+    "repeats", "coverage", "class-coverage", "drift", "drift-mse", "matrix", "classes",
 }  # fmt: skip
 
 
@@ -139,6 +138,27 @@ def test_the_saving_is_drawn_in_and_said(swept):
         assert text["text"] == "same accuracy with<br>25 % fewer updates"
 
 
+def test_accuracy_by_time_counts_selection(tmp_path):
+    """GRASP needs 25 % fewer updates; its selection takes half of the training time, that of uniform a quarter."""
+    for policy, right in (("grasp", (5, 7)), ("uniform_balanced", (4, 6))):
+        for times, own in zip((1.0, 2.0), right, strict=True):
+            folder = make_run(tmp_path / f"{policy}{times}", policy, times=times, updates=int(10 * times), right=own)
+            summary = json.loads((folder / "summary.json").read_text())
+            selection = summary["training_seconds"] * (0.5 if policy == "grasp" else 0.25)
+            write_json(folder / "summary.json", {**summary, "selection_seconds": selection})
+    experiment = only(gather([tmp_path]))
+    (saving,) = experiment.savings("unbounded").values()
+    assert (saving.share, saving.time) == (pytest.approx(0.25), pytest.approx(1 - 0.75 * 1.5 / 1.25))
+    assert str(saving) == "25 % fewer updates and 10 % less time"
+    (view,) = by_name(experiment)["seconds"].views
+    assert "with 25 % fewer updates and 10 % less time" in view.note
+    arrow, text = view.layout["annotations"]
+    assert text["text"] == "same accuracy with<br>10 % less time"
+    # 16 s for 180 updates in all: 60 updates take 16 / 3 s, and selection a quarter of that.
+    assert arrow["ax"] == pytest.approx(16 / 180 * 60 * 1.25)
+    assert arrow["x"] == pytest.approx(16 / 180 * 45 * 1.5)
+
+
 def test_time_is_relative_to_uniform_and_split(swept):
     view = by_name(swept)["times"].views[0]
     parts = {trace["name"]: dict(zip(trace["y"], trace["x"], strict=True)) for trace in view.data}
@@ -165,8 +185,8 @@ def test_what_has_no_data_is_left_out_and_says_why(tmp_path):
     make_run(tmp_path / "a")
     page = render_report(gather([tmp_path]))
     drawn = {name for name in FIGURES if f'id="e0-{name}"' in page}
-    assert drawn == FIGURES - {"updates", "memory", "drift", "times"}
-    for title in ("Accuracy by updates", "Accuracy by memory", "Representation drift", "Training time"):
+    assert drawn == FIGURES - {"updates", "seconds", "memory", "drift", "drift-mse", "times"}
+    for title in ("Accuracy by updates", "Accuracy by time", "Accuracy by memory", "Representation drift, norm"):
         assert f"<b>{title}</b> is left out." in page
 
 
@@ -203,48 +223,7 @@ def test_a_new_measure_is_a_column_of_every_rendering(tmp_path, monkeypatch):
     assert r"$\mathrm{ECE} \downarrow$" in as_latex(table) and rf"$50.0$ \tiny $\pm {half:.1f}$" in as_latex(table)
 
 
-# -- the paper ---------------------------------------------------------------------------------------------------------
-
-
-def test_published_numbers_are_whole_and_of_known_policies():
-    from graspcl.policy import policies
-
-    assert list(published()) == [f"table-{number}" for number in range(2, 12)]
-    for table in published().values():
-        for row in table["rows"]:
-            assert len(row["values"]) == len(table["columns"]) == len(row.get("std", table["columns"]))
-            assert row["policy"] in policies.names()
-
-
-def test_our_numbers_stand_beside_the_papers_at_one_budget(tmp_path):
-    for policy in ("grasp", "uniform_balanced"):
-        for times, seeds in ((1.0, 1), (2.0, 3)):  # more runs, but not with the paper's budget
-            for seed in range(seeds):
-                own = {"name": "imagenet-1k-unbounded", "times": times, "right": 3 + int(times)}
-                make_run(tmp_path / policy / f"{times}-{seed}", policy, seed, **own)
-    table = paper_table(gather([tmp_path]).experiments, "table-4")
-    assert [cell.text for cell in table.rows[1][:1]] == ["GRASP"]
-    texts = [cell.text for cell in table.rows[1]]
-    assert texts[7:9] == ["62.05 ± 0.09", "40.00"]  # α, unbounded
-    assert texts[15:17] == ["61.81 ± 0.14", "–"]  # α, bounded: no run
-    with pytest.raises(GraspError, match="did you mean 'table-11'"):
-        paper_table([], "table-l1")
-    assert paper_table([], "4").name == "table-4"
-
-
-def test_orders_of_texts_have_columns_of_their_own_and_a_mean(tmp_path):
-    for order, alpha in (("1", 50.0), ("2", 60.0), ("3", 70.0), ("4", 80.0)):
-        folder = make_run(
-            tmp_path / order, "grasp", name=f"text-order-{order}", learner="idbr", config={"data": {"tasks": order}}
-        )
-        summary = json.loads((folder / "summary.json").read_text())
-        write_json(folder / "summary.json", {**summary, "alpha_tasks": alpha})
-    uniform, grasp = (
-        [cell.text for cell in row] for row in paper_table(gather([tmp_path]).experiments, "table-11").rows
-    )
-    assert grasp[1:9] == ["73.59 ± 0.12", "50.00", "72.96 ± 0.07", "60.00", "73.26 ± 0.36", "70.00", "73.27", "60.00"]
-    assert grasp[10::2] == ["80.00", "–", "–", "–"]  # no mean of what is not there
-    assert uniform[2::2] == 8 * ["–"]
+# -- the form of the paper ---------------------------------------------------------------------------------------------
 
 
 def test_memories_stand_side_by_side_as_in_the_paper(swept):

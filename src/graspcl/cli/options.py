@@ -20,7 +20,7 @@ AtLeastOne = Annotated[int, Parameter(validator=validators.Number(gte=1))]
 What = Annotated[str, Parameter(help="A preset (`graspcl list presets`) or a TOML file.")]
 Scale = Annotated[
     Literal["full", "small", "smoke"],
-    Parameter(help="Size of a preset: the paper's, small for a CPU, or smoke to see that it runs."),
+    Parameter(help="Size of a preset: full (its own), small for a CPU, or smoke to see that it runs."),
 ]
 Kind = Annotated[
     Literal["latent", "veridical"], Parameter(help="What is stored and rehearsed: latents or raw samples.")

@@ -33,7 +33,7 @@ def report(
     format
         html: a self-contained page; png, svg: its figures; csv, md, tex: its tables.
     paper
-        Show a table of the paper next to the runs: table-2 to table-11.
+        Show what the paper printed next to the runs: table-2 to table-11, iid, figure-1, figure-7 to figure-9.
     samples
         Show samples that GRASP rehearsed first and last, if the data of the runs are available.
     """

@@ -94,7 +94,8 @@ def planned(settings: BudgetConfig, stream: Stream, fits: int | None) -> list[in
     [6, 8]
     """
     seen = itertools.accumulate(map(len, stream.sessions), initial=len(stream.base))
-    return [max(1, session_budget(settings, number, fits).updates) for number in itertools.islice(seen, 1, None)]
+    after = enumerate(itertools.islice(seen, 1, None), start=1)
+    return [max(1, session_budget(settings, number, fits, session).updates) for session, number in after]
 
 
 def one_line(record: dict[str, Any], sessions: int) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from graspcl.buffer import Buffer, Codes
 from graspcl.buffer.capacity import capacity_in_samples
@@ -31,17 +32,21 @@ class TestSet:
         self.codes, self.labels, self.arrived = codes, labels, arrived
 
     def predict(self, learner: Learner, session: int) -> tuple[Array, float, float]:
-        """Return predictions [n] after a session, -1 for classes to come; accuracy and top-5 accuracy of the others."""
-        known = np.flatnonzero(self.arrived <= session)
+        """Return predictions [n] after a session, with accuracy and top-5 accuracy on what has arrived.
+
+        Samples of later sessions are predicted only if their class is known, as where tasks share classes; else -1.
+        """
+        here = self.arrived <= session
+        known, asked = np.flatnonzero(here), np.flatnonzero(here | np.isin(self.labels, learner.classes))
         predicted = np.full(len(self.labels), -1)
         hits = 0
-        for begin in range(0, len(known) if learner.classes else 0, _CHUNK):
-            rows = known[begin : begin + _CHUNK]
+        for begin in range(0, len(asked) if learner.classes else 0, _CHUNK):
+            rows = asked[begin : begin + _CHUNK]
             logits = learner.outputs(self.codes[rows], "logits")
             names = np.asarray(learner.classes)
             predicted[rows] = names[logits.argmax(1).numpy(force=True)]
             best = names[logits.topk(min(5, logits.shape[1]), 1).indices.numpy(force=True)]
-            hits += int((best == self.labels[rows, None]).any(1).sum())
+            hits += int((best == self.labels[rows, None]).any(1)[here[rows]].sum())
         if not len(known):
             return predicted, float("nan"), float("nan")
         accuracy = 100 * (predicted[known] == self.labels[known]).mean()
@@ -78,36 +83,48 @@ def stored_distances(learner: Learner, number: int, rng: np.random.Generator) ->
 
 
 class DriftMeter:
-    """Measures representation drift: how far embeddings of held-out old samples move per update (Appendix B)."""
+    """Measures representation drift: how far embeddings of held-out old samples move per update (Appendix B).
+
+    `curves` has a number per update, as a "norm" and as "mse" (`graspcl.metric.drift`).
+    """
 
     def __init__(self, tests: TestSet, number: int, session: int, rng: np.random.Generator) -> None:
         old = np.flatnonzero(tests.arrived < session)
         chosen = np.sort(rng.permutation(old)[:number])
         self.codes = tests.codes[chosen]
-        self.curve: list[float] = []
+        self.curves: dict[str, list[float]] = {"norm": [], "mse": []}
         self._before: Array | None = None
 
     def measure(self, learner: Learner) -> None:
-        """Take the current embeddings; from the second call on, append the drift since the last one to `curve`."""
+        """Take the current embeddings; from the second call on, append the drift since the last one to `curves`."""
         if not len(self.codes):
             return
         now = learner.outputs(self.codes, "embedding").double().numpy(force=True)
         if self._before is not None:
             # A diverged network has no drift. The session decides what to do about it.
             sound = np.isfinite(now).all() and np.isfinite(self._before).all()
-            self.curve.append(drift(self._before, now) if sound else float("nan"))
+            self.curves["norm"].append(drift(self._before, now, "norm") if sound else float("nan"))
+            self.curves["mse"].append(drift(self._before, now, "mse") if sound else float("nan"))
         self._before = now
+
+
+def stored_drift(state: dict[str, list[float]] | list[float]) -> dict[str, list[float]]:
+    """Return the curves of a checkpoint; earlier versions measured the norm alone."""
+    found = state if isinstance(state, dict) else {"norm": state, "mse": len(state) * [float("nan")]}
+    return {kind: list(curve) for kind, curve in found.items()}
 
 
 class HeldOut:
     """Holds out a share of the arriving samples, which are never rehearsed. The first of a class is never held out.
 
-    `progress` is the best accuracy of the session on them, and the number of evaluations since then.
+    `progress` is the best accuracy of the session on them, and the number of evaluations since then. `best` are the
+    network's weights at that evaluation, if the settings want to keep them.
     """
 
     def __init__(self, settings: StopConfig, codec: Any, rng: np.random.Generator) -> None:
         self.settings, self.rng = settings, rng
-        self.progress = [-1.0, 0]
+        self.progress: list[Any] = [-1.0, 0]
+        self.best: dict[str, torch.Tensor] = {}
         self.buffer = Buffer(_HELD_OUT, codec, rng=np.random.default_rng(rng.integers(2**63)))
         self._met: set[int] = set()
 
@@ -122,13 +139,22 @@ class HeldOut:
         return np.flatnonzero(~apart)
 
     def exhausted(self, learner: Learner) -> bool:
-        """Evaluate; whether `patience` evaluations in a row have brought no better accuracy."""
+        """Evaluate; return whether `patience` evaluations in a row have brought no better accuracy."""
         accuracy = 0.0
         if len(self.buffer):
             accuracy = float(100 * (learner.predict_codes(self.buffer["codes"]) == self.buffer.labels).mean())
         best, since = self.progress
         self.progress = [accuracy, 0] if accuracy > best else [best, since + 1]
-        return self.progress[1] >= (self.settings.patience or 1)
+        if self.settings.keep == "best" and accuracy > best and len(self.buffer):
+            self.best = {name: value.clone() for name, value in learner.network.state_dict().items()}
+        return self.settings.patience is not None and self.progress[1] >= self.settings.patience
+
+    def end_session(self, learner: Learner) -> None:
+        """Give the network its weights of the best evaluation, the last one included, if they are to be kept."""
+        if self.settings.keep == "best":
+            self.exhausted(learner)
+            if self.best:
+                learner.network.load_state_dict(self.best)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the held-out samples and the generator that chooses them."""
@@ -167,17 +193,18 @@ class EnergyMeter:
             return []
 
 
-def session_budget(settings: BudgetConfig, seen: int, fits: int | None) -> Budget:
+def session_budget(settings: BudgetConfig, seen: int, fits: int | None, session: int = 1) -> Budget:
     """Return the budget of a session after `seen` samples, if the buffer has room for `fits` of them (None: all).
 
     >>> session_budget(BudgetConfig(passes=2.0, batch_size=10), seen=1000, fits=400)
     Budget(updates=80, batch_size=10)
     """
+    times = settings.times * (1 + (settings.growth or 0) * (session - 1))
     if settings.updates is not None:
-        updates = max(1, round(settings.times * settings.updates)) if settings.updates else 0
+        updates = max(1, round(times * settings.updates)) if settings.updates else 0
         return Budget(updates, settings.batch_size)
     stored = seen if fits is None else min(fits, seen)
-    return Budget.passes(settings.times * settings.passes, stored, settings.batch_size)
+    return Budget.passes(times * settings.passes, stored, settings.batch_size)
 
 
 def samples_within(config: Config, learner: Learner, codes: Codes) -> int | None:

@@ -334,7 +334,10 @@ def make_learner(config: Config, network: SplitNetwork, codec: Codec, classes: i
     buffer = Buffer(config.buffer.capacity, codec, rule, columns, rng=generator(config.seed, "buffer"))
     policy, rng = policies.create(config.policy.name, **config.policy.parameters), generator(config.seed, "policy")
     optimiser, execution = Optimiser(**vars(config.optimiser)), config.execution.make()
-    return kind(network, buffer, policy, optimiser, rng, execution=execution, **parameters)
+    learner = kind(network, buffer, policy, optimiser, rng, execution=execution, **parameters)
+    if config.buffer.new_samples is not None:
+        learner.offline = config.buffer.new_samples == "extra"
+    return learner
 
 
 def base_key(config: Config) -> str:

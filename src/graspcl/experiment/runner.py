@@ -85,12 +85,12 @@ class _RunLoop:
         self.tests = measure.TestSet(prepared.codes[test], samples.labels[test], arrived)
         self.fits = measure.samples_within(config, self.learner, prepared.codes[train[readable[train]][:1000]])
         self.held_out: measure.HeldOut | None = None
-        if config.stop.patience is not None:
+        if config.stop.patience is not None or config.stop.keep is not None:
             rng = generator(config.seed, "held out")
             self.held_out = measure.HeldOut(config.stop, self.learner.buffer.codec, rng)
         self.records: list[dict[str, Any]] = []
         self.predictions: list[Array] = []
-        self.drift: dict[int, Array] = {}  # curves by session
+        self.drift: dict[str, Array] = {}  # curves: session_1 as a norm, mse_1 as a mean squared difference, and so on
         self.seconds, self._started = 0.0, time.perf_counter()
         self._saved, self._pause = self._started, config.checkpoint.seconds
         self._energy = measure.EnergyMeter()
@@ -130,19 +130,21 @@ class _RunLoop:
             before = self.tests.predict(learner, number)[1]
             about: dict[str, Any] = {"session": number, "accuracy_before_rehearsal": before}
             distances = measure.stored_distances(learner, settings.distances, generator(seed, f"distances {number}"))
-            budget = measure.session_budget(self.config.budget, learner.buffer.seen, self.fits)
-            rehearsal, progress = Rehearsal(learner, learner.session_budget(budget)), [-1.0, 0]
+            budget = measure.session_budget(self.config.budget, learner.buffer.seen, self.fits, number)
+            rehearsal, progress, best = Rehearsal(learner, learner.session_budget(budget)), [-1.0, 0], {}
         else:
             about, distances, progress = dict(state["about"]), state["distances"], state["patience"]
+            best = state.get("best", {})  # earlier versions kept none
             rehearsal = Rehearsal(learner, Budget(**state["rehearsal"]["budget"]), state["rehearsal"])
-            meter.curve = list(state["drift"])
+            meter.curves = measure.stored_drift(state["drift"])
         if self.held_out is not None:
-            self.held_out.progress = progress
+            self.held_out.progress, self.held_out.best = progress, best
 
         def session_state() -> dict[str, Any]:
             return {
-                "about": about, "rehearsal": rehearsal.state_dict(), "drift": meter.curve, "distances": distances,
+                "about": about, "rehearsal": rehearsal.state_dict(), "drift": meter.curves, "distances": distances,
                 "patience": progress if self.held_out is None else self.held_out.progress,
+                "best": {} if self.held_out is None else self.held_out.best,
             }  # fmt: skip
 
         try:
@@ -155,6 +157,8 @@ class _RunLoop:
                     rehearsal.stop()
                 self._save_if_due(session_state)
                 self.live.step(number, rehearsal)
+            if self.held_out is not None:
+                self.held_out.end_session(self.learner)
             log = rehearsal.finish()
         except Diverged as error:
             self.progress.note(f"session {number} is abandoned: {error}")
@@ -177,10 +181,11 @@ class _RunLoop:
             record["updates_saved"] = budget.updates - log.costs.updates
             plan = {"labels": log.labels, "ids": log.ids, "picks": log.picks, "distances": distances}
             self.folder.write_arrays(f"plans/session-{number}", **plan)
-            if meter.curve and np.isfinite(meter.curve).all():
-                self.drift[number] = np.asarray(meter.curve)
-                summary = summarise_drift(meter.curve)
-                record |= {"drift_auc": summary.auc, "drift_mean": summary.mean}
+            for kind, curve in meter.curves.items():
+                if curve and np.isfinite(curve).all():
+                    self.drift[f"{'session' if kind == 'norm' else kind}_{number}"] = np.asarray(curve)
+                    name, summary = "drift" if kind == "norm" else f"drift_{kind}", summarise_drift(curve)
+                    record |= {f"{name}_auc": summary.auc, f"{name}_mean": summary.mean}
         record = {name: _or_none(value) for name, value in record.items()}
         self._energy.joules()  # now and then, since counters wrap around
         if log is not None:
@@ -191,7 +196,7 @@ class _RunLoop:
         tests = {"labels": self.tests.labels, "arrived": self.tests.arrived}
         self.folder.write_arrays("predictions", **tests, predictions=np.stack(self.predictions))
         if self.drift:
-            self.folder.write_arrays("drift", **{f"session_{n}": curve for n, curve in self.drift.items()})
+            self.folder.write_arrays("drift", **self.drift)
         self._save_if_due(lambda: None)
         self.live.passed(number)
 
@@ -214,9 +219,12 @@ class _RunLoop:
         totals: dict[str, Any] = {name: sum(record[name] for record in done) for name in _TOTALS}
         totals["coverage"] = float(np.mean([record["coverage"] for record in done])) if done else 0.0
         totals["buffer_bytes"] = max((record["buffer_bytes"] for record in done), default=0)
-        for name in ("drift_auc", "drift_mean"):
+        for name in ("drift_auc", "drift_mean", "drift_mse_auc", "drift_mse_mean"):
             if drifts := [record[name] for record in done if name in record]:
                 totals[name] = float(np.mean(drifts))
+        seen_ahead = accuracies(self.predictions, self.tests.labels, self.tests.arrived, ahead=True)
+        if not np.isnan(transfer := seen_ahead.forward_transfer(100 / len(self.stream.home))):
+            totals["forward_transfer"] = transfer
         if self.stream.tasks is not None:  # the mean of the tasks' final accuracies, as IDBR reports it
             totals["alpha_tasks"] = float(np.nanmean(result.matrix[-1]))
         matrix = [[None if np.isnan(value) else round(float(value), 4) for value in row] for row in result.matrix]
@@ -248,7 +256,8 @@ class _RunLoop:
         self.records, self.seconds = list(state["records"]), float(state["seconds"])
         self.predictions = list(np.asarray(state["predictions"]))
         self._energy.spent = state["joules"] or 0.0
-        self.drift = {int(number): np.asarray(curve) for number, curve in state["drift"].items()}
+        names = {name: f"session_{name}" if name.isdecimal() else name for name in map(str, state["drift"])}
+        self.drift = {names[str(name)]: np.asarray(curve) for name, curve in state["drift"].items()}
         self.folder.write_metrics(self.records)
         session: dict[str, Any] | None = state["session"]
         where = f"session {len(self.records) + 1}"

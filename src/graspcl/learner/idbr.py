@@ -52,7 +52,7 @@ class Idbr(Learner):
 
     Differences to the reference: the policy decides which samples share a batch, and ε is the policy's. Sequences (or
     latents, where the frozen part made them) are cut at their middle, without an extra separator. All layers follow the
-    given optimiser's rate and schedule, without warm-up. With `balance="task"`, prototypes are means of a task's stored
+    given optimiser's rate and schedule. With `balance="task"`, prototypes are means of a task's stored
     samples, measured before each session.
 
     >>> from graspcl.model import vector_network

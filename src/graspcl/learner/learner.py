@@ -61,7 +61,7 @@ class Learner:
 
     name: ClassVar[str] = ""
     unbounded: ClassVar[bool] = False  # stores everything, so its buffer takes no capacity
-    offline: ClassVar[bool] = False  # new samples may exceed the buffer's capacity until the session ends
+    offline: bool = False  # new samples may exceed the buffer's capacity until the session ends
     groups_by: str | None = None  # the buffer's column used for balanced sampling, instead of the class
 
     def __init__(

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import torch
 from torch import nn
 
-from graspcl.checks import NonNegative, Positive, Range, checked
+from graspcl.checks import Count, NonNegative, Positive, Range, checked
 
 
 @checked
@@ -29,6 +29,7 @@ class Optimiser:
     weight_decay: NonNegative = 1e-5  # L2 penalty of SGD, decoupled for AdamW
     layer_decay: Annotated[float, Range(0, 1, above=True)] = 0.99  # a layer's rate, relative to the layer after it
     schedule: Literal["onecycle", "constant"] = "onecycle"  # over the whole session
+    warmup: Count | None = None  # updates over which a constant rate first rises, at the start of each session
 
     def build(self, parameters: Sequence[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
         """Create the optimiser of named `parameters`, ordered from the first to the last layer."""
@@ -47,7 +48,8 @@ class Optimiser:
         """Create the learning-rate schedule of a session of `updates` steps."""
         # OneCycle needs at least four steps to rise and fall.
         if self.schedule == "constant" or updates < 4:
-            return torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
+            rise = self.warmup or 1
+            return torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=1 / rise, total_iters=rise)
         # A list, because a single max_lr would give every layer the same rate.
         rates = [group["lr"] for group in optimizer.param_groups]
         return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=rates, total_steps=updates, cycle_momentum=False)

@@ -66,12 +66,24 @@ MEASURES = [
         better="lower", tables=("summary",),
     ),
     Measure(
-        "drift_auc", "β", "representation drift, area under the curve, mean over sessions", "", "lower", 4,
-        tables=("summary",), tex=r"\beta",
+        "forward_transfer", "forward", "accuracy on a session's classes before it, where they were known, minus that "
+        "of guessing (%)", tables=("summary",),
     ),
     Measure(
-        "drift_mean", "φ", "representation drift, mean over updates and sessions", "", "lower", 4,
-        tables=("summary",), tex=r"\phi",
+        "drift_auc", "β norm", "area under the drift per update, the norm of the change of embeddings, mean over "
+        "sessions (updates × norm)", "", "lower", 4, tables=("summary",), tex=r"\beta_{\mathrm{norm}}",
+    ),
+    Measure(
+        "drift_mean", "φ norm", "drift per update, the norm of the change of embeddings, mean over updates and "
+        "sessions", "", "lower", 4, tables=("summary",), tex=r"\phi_{\mathrm{norm}}",
+    ),
+    Measure(
+        "drift_mse_auc", "β MSE", "area under the drift per update, the mean squared change of embeddings, mean over "
+        "sessions (updates × MSE)", "", "lower", 6, tables=("summary",), tex=r"\beta_{\mathrm{MSE}}",
+    ),
+    Measure(
+        "drift_mse_mean", "φ MSE", "drift per update, the mean squared change of embeddings, mean over updates and "
+        "sessions", "", "lower", 6, tables=("summary",), tex=r"\phi_{\mathrm{MSE}}",
     ),
     Measure("updates", "updates", "mini-batches of all sessions", "", "", 0, tables=("costs", "demo", "session")),
     Measure(

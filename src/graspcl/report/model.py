@@ -94,6 +94,21 @@ class Group:
         """Return the mean alone; NaN without values."""
         return float(np.mean(self.values[key])) if key in self.values else float("nan")
 
+    def updates(self) -> float:
+        """Return the updates of a run, mean over seeds."""
+        return self.mean("updates")
+
+    @property
+    def spent(self) -> tuple[float, float]:
+        """What updates and selection took, both in updates; NaN where it is unknown.
+
+        The ratio of both is taken within each run, where other load on the machine cancels.
+        """
+        pairs = [(run.value("selection_seconds"), run.value("training_seconds")) for run in self.runs]
+        shares = [select / train for select, train in pairs if train > 0 and not np.isnan(select)]
+        updates = self.updates()
+        return updates, updates * float(np.mean(shares)) if shares else float("nan")
+
     @property
     def class_accuracy(self) -> dict[str, float]:
         """Final accuracy of each class, mean over seeds."""
@@ -121,19 +136,34 @@ class Difference(Mean):
 
 @dataclass(frozen=True)
 class Saving:
-    """Share of the baseline's updates that a method saves when it reaches the baseline's best accuracy.
+    """Shares of the baseline's updates and time that a method saves when it reaches the baseline's best accuracy.
 
-    `share` is NaN if the method does not reach it. It is a lower bound (`at_least`) if the smallest budget suffices.
+    They are NaN if the method does not reach it, and lower bounds (`at_least`) if the smallest budget suffices. The
+    time is that of updates and selection; NaN if it is unknown.
     """
 
     share: float
     at_least: bool
+    time: float = float("nan")
+
+    @property
+    def updates_text(self) -> str:
+        """Such as "40 % fewer updates"."""
+        return self._text(self.share, "fewer updates", "more updates", "as many updates")
+
+    @property
+    def time_text(self) -> str:
+        """Such as "36 % less time"; empty if the time is unknown."""
+        return "" if np.isnan(self.time) else self._text(self.time, "less time", "more time", "as much time")
+
+    def _text(self, share: float, less: str, more: str, same: str) -> str:
+        if not round(100 * share):
+            return same
+        bound = "at least " if self.at_least else ""
+        return f"{bound}{abs(100 * share):.0f} % {less if share > 0 else more}"
 
     def __str__(self) -> str:
-        if not round(100 * self.share):
-            return "as many updates"
-        bound = "at least " if self.at_least else ""
-        return f"{bound}{abs(100 * self.share):.0f} % {'fewer' if self.share > 0 else 'more'} updates"
+        return " and ".join(filter(None, (self.updates_text, self.time_text)))
 
 
 @dataclass(frozen=True)
@@ -230,11 +260,30 @@ class Experiment:
         median = float(np.median(tests)) if tests else float("nan")
         return Difference(found.mean, found.high - found.mean, found.std, len(pairs), found.p, median, len(tests))
 
-    def curve(self, method: Method, buffer: str) -> dict[float, float]:
-        """Return the final accuracy by updates, with one buffer."""
+    def seconds(self, group: Group) -> float:
+        """Return the time of a run's updates and selection; NaN if it is unknown.
+
+        An update takes equally long whichever policy selected its samples. Its time is the mean over all runs of the
+        learner, so that other load on the machine falls on all policies alike.
+        """
+        return sum(group.spent) * self._update_seconds.get((group.method.learner, group.method.others), float("nan"))
+
+    @cached_property
+    def _update_seconds(self) -> dict[tuple[str, str], float]:
+        """The mean time of an update, by learner and other settings."""
+        spent: dict[tuple[str, str], list[tuple[float, float]]] = {}
+        for group in self.finished_groups:
+            pairs = [(run.value("training_seconds"), run.value("updates")) for run in group.runs]
+            own = spent.setdefault((group.method.learner, group.method.others), [])
+            own += [pair for pair in pairs if not np.isnan(pair).any()]
+        totals = {place: np.sum(pairs, axis=0) for place, pairs in spent.items() if pairs}
+        return {place: float(seconds / updates) for place, (seconds, updates) in totals.items() if updates}
+
+    def curve(self, method: Method, buffer: str, cost: Callable[[Group], float] | None = None) -> dict[float, float]:
+        """Return the final accuracy by updates, or by another cost, with one buffer."""
         found = [g for g in self.groups if g.method == method and g.condition.buffer == buffer and g.finished]
-        points = {group.mean("updates"): group.mean("alpha") for group in found}
-        return {u: a for u, a in sorted(points.items()) if not np.isnan([u, a]).any()}
+        points = {(cost or Group.updates)(group): group.mean("alpha") for group in found}
+        return {spent: alpha for spent, alpha in sorted(points.items()) if not np.isnan([spent, alpha]).any()}
 
     def savings(self, buffer: str) -> dict[Method, Saving]:
         """Return what methods save over the baseline with one buffer; both need at least two budgets."""
@@ -242,15 +291,20 @@ class Experiment:
         for method in self.methods:
             own, rival = self.curve(method, buffer), self.rival(method)
             theirs = {} if rival is None else self.curve(rival, buffer)
-            if len(own) > 1 and len(theirs) > 1:
-                share = saved_updates([*own], [*own.values()], [*theirs], [*theirs.values()])
-                found[method] = Saving(share, own[min(own)] >= max(theirs.values()))
+            if rival is not None and len(own) > 1 and len(theirs) > 1:
+                times = (self.curve(one, buffer, self.seconds) for one in (method, rival))
+                found[method] = Saving(_saved(own, theirs), own[min(own)] >= max(theirs.values()), _saved(*times))
         return found
 
     def saving_text(self, method: Method, saving: Saving) -> str:
         if np.isnan(saving.share):
             return f"{method.label} does not reach the best α of {self.baseline}"
         return f"{method.label} reaches the best α of {self.baseline} with {saving}"
+
+
+def _saved(own: Mapping[float, float], theirs: Mapping[float, float]) -> float:
+    """Return the share that one curve of accuracy by cost saves over another; NaN without points."""
+    return saved_updates([*own], [*own.values()], [*theirs], [*theirs.values()]) if own and theirs else float("nan")
 
 
 @dataclass(frozen=True)
@@ -277,7 +331,7 @@ class Report:
 def gather(paths: Iterable[Path], baseline: str | None = None, paper: str | None = None) -> Report:
     """Read all runs in and below folders.
 
-    A given `baseline` must be the policy of a run. `paper` is "table-2" to "table-11".
+    A given `baseline` must be the policy of a run. `paper` is a name of `graspcl.report.paper.published`.
     """
     runs = read_runs(paths)
     policies = {run.policy for run in runs if run.config}

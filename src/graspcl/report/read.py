@@ -59,7 +59,8 @@ class Run:
     correct: Array | None = None  # whether their last predictions are right [n]
     class_accuracy: dict[str, float] = field(default_factory=dict)  # after the last session
     rehearsed: RehearsedSession | None = None  # the last session
-    drift: tuple[Array, ...] = ()  # after each update, by session
+    drift: tuple[Array, ...] = ()  # after each update, by session, as a norm
+    drift_mse: tuple[Array, ...] = ()  # the same as a mean squared difference
     stream_sessions: int | None = None
 
     @property
@@ -347,9 +348,13 @@ def _relative(distances: Array, labels: Array) -> Array:
 
 
 def _drift(file: Path) -> dict[str, Any]:
+    """Return the curves. Earlier versions measured the norm alone."""
     found = _load(file)
-    names = sorted(found, key=lambda name: int(name.removeprefix("session_")))
-    return {"drift": tuple(np.asarray(found[name], np.float64).ravel() for name in names)}
+    curves = {}
+    for field_name, kind in (("drift", "session_"), ("drift_mse", "mse_")):
+        names = sorted((n for n in found if n.startswith(kind)), key=lambda name: int(name.rpartition("_")[2]))
+        curves[field_name] = tuple(np.asarray(found[name], np.float64).ravel() for name in names)
+    return curves
 
 
 # Which file gives which fields of a run.

@@ -307,8 +307,9 @@ def session_table(run: Run) -> Table:
     if run.summary:
         captions = [f"{m.symbol} {number_cell(run.value(m.key), m.digits).text}" for m in measures("paper")]
         captions += _remarks(run)
-        if not math.isnan(run.value("drift_auc")):
-            captions.append(f"drift β {run.value('drift_auc'):.4g}, φ {run.value('drift_mean'):.4g}")
+        for name, unit in (("drift", "norm"), ("drift_mse", "MSE")):
+            if not math.isnan(run.value(f"{name}_auc")):
+                captions.append(f"drift ({unit}) β {run.value(f'{name}_auc'):.4g}, φ {run.value(f'{name}_mean'):.4g}")
         if run.value("updates_saved") > 0:
             captions.append(f"{run.value('updates_saved'):.0f} updates saved by stopping early")
     title = f"{run.config.get('name', run.path.name)}: {run.learner} + {run.policy}"

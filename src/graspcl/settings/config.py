@@ -79,6 +79,7 @@ class OptimiserConfig:
     weight_decay: NonNegative = 1e-5
     layer_decay: Annotated[float, Range(0, 1, above=True)] = 0.99
     schedule: Literal["onecycle", "constant"] = "onecycle"
+    warmup: Count | None = None
 
 
 @checked
@@ -109,6 +110,8 @@ class BufferConfig:
 
     capacity: Count | str | None = None
     maintenance: Part = Part("largest_class")
+    # of the samples of a session: within the capacity, or extra until the session ends; by default as the learner does
+    new_samples: Literal["within", "extra"] | None = None
 
 
 @checked
@@ -120,16 +123,18 @@ class BudgetConfig:
     passes: NonNegative = 1.0
     batch_size: Count = 64
     times: Positive = 1.0
+    growth: NonNegative | None = None  # session t spends 1 + growth (t - 1) times as much; 1 as IDBR, 0 by default
 
 
 @checked
 @dataclass(frozen=True)
 class StopConfig:
-    """When a session ends early: after `patience` evaluations on held-out samples without a better accuracy."""
+    """How a session ends: after `patience` evaluations on held-out samples without a better accuracy, if given."""
 
     patience: Count | None = None
     every: Count = 25  # updates between evaluations
     share: Annotated[float, Range(0, 1, above=True, below=True)] = 0.05  # of arriving samples, never rehearsed
+    keep: Literal["best"] | None = None  # the weights of the best evaluation; by default the last
 
 
 @checked

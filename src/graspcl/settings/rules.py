@@ -17,7 +17,7 @@ def idle_reason(config: Config, name: str) -> str | None:
     """Return why the setting `name` has no effect given the other settings; None if it has one.
 
     >>> idle_reason(Config(), "stop.every")
-    'without stop.patience no session ends early'
+    'without stop.patience or stop.keep nothing is held out'
     """
     base, stream, updates = config.base, config.stream, config.budget.updates
     reads = config.reads if re.fullmatch("data.(pixels|text|label|tasks)", name) else ""  # it loads torch
@@ -25,12 +25,17 @@ def idle_reason(config: Config, name: str) -> str | None:
     adamw = [one is not None and one.name == "adamw" for one in (config.optimiser, base.optimiser)]
     for pattern, idle, reason in (
         ("budget.passes", updates is not None, f"budget.updates is {updates}; --budget.updates none counts passes"),
-        ("stop.(every|share)", config.stop.patience is None, "without stop.patience no session ends early"),
+        (
+            "stop.(every|share)",
+            config.stop.patience is None and config.stop.keep is None,
+            "without stop.patience or stop.keep nothing is held out",
+        ),
         ("base.(passes|optimiser.*)", no_base, "there are no base classes (stream.base_classes)"),
         ("base.optimiser.*", not base.passes, "with base.passes 0 the base samples are not rehearsed"),
         ("network.frozen", config.rehearsal == "latent", "latent rehearsal never changes the frozen part"),
         ("codec.*", config.rehearsal == "veridical", "veridical rehearsal stores samples unmodified"),
         ("optimiser.momentum", adamw[0], "AdamW has none"),
+        ("optimiser.warmup", config.optimiser.schedule == "onecycle", "the schedule onecycle rises by itself"),
         ("base.optimiser.momentum", adamw[1], "AdamW has none"),
         ("data.pixels", reads != "images", "the network reads texts, not images"),
         ("data.(text|label|tasks)", reads == "images", "the network reads images, not texts"),

@@ -12,8 +12,15 @@ from importlib import resources
 from typing import Any
 
 from graspcl.report.figures.accuracy import accuracy_matrix, by_class, final_accuracy, learning_curve
-from graspcl.report.figures.cost import by_memory, by_updates, training_time
-from graspcl.report.figures.rehearsal import buffer_coverage, class_coverage, distance, drift, repetitions
+from graspcl.report.figures.cost import by_memory, by_time, by_updates, training_time
+from graspcl.report.figures.rehearsal import (
+    buffer_coverage,
+    class_coverage,
+    distance,
+    drift_mse,
+    drift_norm,
+    repetitions,
+)
 from graspcl.report.figures.style import BAND, Figure, View, why_missing
 from graspcl.report.model import Experiment
 
@@ -26,11 +33,14 @@ _SECTIONS: dict[str, tuple[str, dict[str, Callable[[Experiment], list[View] | st
         {f"learning-{which}": partial(learning_curve, which=which) for which in ("all", "old", "new")}
         | {"bars": final_accuracy},
     ),
-    "compute": ("Compute and memory", {"updates": by_updates, "memory": by_memory, "times": training_time}),
+    "compute": (
+        "Compute and memory",
+        {"updates": by_updates, "seconds": by_time, "memory": by_memory, "times": training_time},
+    ),
     "rehearsal": (
         "Rehearsed samples",
         {"distance": distance, "repeats": repetitions, "coverage": buffer_coverage, "class-coverage": class_coverage,
-         "drift": drift},
+         "drift": drift_norm, "drift-mse": drift_mse},
     ),
     "details": ("Sessions and classes", {"matrix": accuracy_matrix, "classes": by_class}),
 }  # fmt: skip

@@ -6,10 +6,13 @@ from collections.abc import Callable
 
 import numpy as np
 
+from graspcl.checks import Array
 from graspcl.report.figures import style
 from graspcl.report.figures.style import Trace, View
 from graspcl.report.model import Experiment, Group, mean_by_name
-from graspcl.report.read import RehearsedSession
+from graspcl.report.read import RehearsedSession, Run
+
+Curves = tuple[Array, ...]
 
 
 def _by_group(
@@ -79,10 +82,9 @@ def class_coverage(experiment: Experiment, group: Group, sessions: list[Rehearse
     ]  # fmt: skip
 
 
-@style.by_condition
-def drift(experiment: Experiment, label: str, groups: list[Group]) -> View:
+def _drift(experiment: Experiment, label: str, groups: list[Group], curves_of: Callable[[Run], Curves]) -> View:
     """How far each update moves the embeddings of old samples."""
-    curves = {group.method: own for group in groups if (own := [run.drift for run in group.runs if run.drift])}
+    curves = {g.method: own for g in groups if (own := [curves_of(run) for run in g.runs if curves_of(run)])}
     # Sessions are as long as the longest one in all curves, so that the next one starts at the same place.
     runs = [run for own in curves.values() for run in own]
     lengths = [max(len(run[at]) for run in runs if at < len(run)) for at in range(max(map(len, runs), default=0))]
@@ -91,8 +93,20 @@ def drift(experiment: Experiment, label: str, groups: list[Group]) -> View:
         padded = [[style.padded(curve, size) for curve, size in zip(run, lengths, strict=False)] for run in own]
         mean, _ = style.over_seeds(map(np.concatenate, padded))
         places, values = style.thinned(mean, 300)
-        line = {"mode": "lines", "x": [place + 1 for place in places], "y": style.rounded(values, 5)}
-        data.append({**style.line_style(experiment, method), **line, "hovertemplate": "%{y:.4f}"})
+        line = {"mode": "lines", "x": [place + 1 for place in places], "y": style.rounded(values, 9)}
+        data.append({**style.line_style(experiment, method), **line, "hovertemplate": "%{y:.4g}"})
     ends = np.cumsum(lengths)[:-1].tolist()
     lines = [{"type": "line", "x0": end + 0.5, "x1": end + 0.5, "yref": "paper", "y0": 0, "y1": 1} for end in ends]
     return View(label, data, {"shapes": lines})
+
+
+@style.by_condition
+def drift_norm(experiment: Experiment, label: str, groups: list[Group]) -> View:
+    """Drift as a norm, as the paper's text defines it."""
+    return _drift(experiment, label, groups, lambda run: run.drift)
+
+
+@style.by_condition
+def drift_mse(experiment: Experiment, label: str, groups: list[Group]) -> View:
+    """Drift as a mean squared difference, as the paper's Figure 4 shows it."""
+    return _drift(experiment, label, groups, lambda run: run.drift_mse)

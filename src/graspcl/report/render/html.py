@@ -134,15 +134,17 @@ def _tiles(experiment: Experiment) -> list[tuple[str, str, str]]:
                     texts += [] if math.isnan(p) else [f"{name} {'' if p < 0.001 else '= '}{p_text(p)}"]
                 found.append(("Difference in α", difference.text(2, "+"), " · ".join(texts)))
     saved = [
-        (saving.share, str(saving).removesuffix(" fewer updates"), shorten(method.label, LABEL), buffer)
+        (saving.share, saving, shorten(method.label, LABEL), buffer)
         for buffer in dict.fromkeys(condition.buffer for condition in experiment.conditions)
         for method, saving in experiment.savings(buffer).items()
         if saving.share > 0
     ]
     if saved:
-        _, text, label, buffer = max(saved)
+        _, saving, label, buffer = max(saved, key=lambda one: one[0])
         where = f" (buffer {buffer})" if experiment.differs("buffer") else ""
-        found.append(("Updates saved", text, f"{label} at the accuracy of {baseline}{where}"))
+        time = f", with {saving.time_text}" if saving.time_text else ""
+        text = f"{label} at the accuracy of {baseline}{where}{time}"
+        found.append(("Updates saved", saving.updates_text.removesuffix(" fewer updates"), text))
     return found[:4]
 
 

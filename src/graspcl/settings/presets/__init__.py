@@ -43,7 +43,7 @@ def preset(
 
     Args:
         name: see `names`.
-        scale: "full" (the paper's), "small" (for a CPU) or "smoke" (to see that it runs).
+        scale: "full" (the preset itself), "small" (for a CPU) or "smoke" (to see that it runs).
         rehearsal: "latent" or "veridical"; by default the preset's own.
         memory: "bounded" (the preset's buffer) or "unbounded".
         own_data: path or name that replaces the data of a scale.
