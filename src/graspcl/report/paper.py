@@ -160,13 +160,18 @@ def _filled(offer: Mapping[int, tuple[Experiment, Group]]) -> tuple[int, int]:
 
 def _matches(group: Group, table: Mapping[str, Any], row: Mapping[str, Any], column: Mapping[str, Any]) -> bool:
     """Return whether a group is what a row and a column describe. How its network was initialised may differ."""
-    if group.method.policy != row["policy"]:
+    if not _has_policy(group, row):
         return False
     gigabytes = column.get("gigabytes")
     if gigabytes is not None and not abs(group.mean("buffer_bytes") / 1e9 - gigabytes) <= _SAME_SIZE * gigabytes:
         return False
     alternatives = _alternatives(table, row, column)
     return any(not [*_decisive(differences(group.runs[0], wanted))] for wanted in alternatives)
+
+
+def _has_policy(group: Group, row: Mapping[str, Any]) -> bool:
+    """Return whether a group has the policy of a row, with default parameters."""
+    return group.method.policy == str(row["policy"])
 
 
 def _decisive(found: Mapping[str, str]) -> Iterator[str]:
@@ -189,7 +194,7 @@ def _why_none(experiments: Sequence[Experiment], table: Mapping[str, Any]) -> st
         for experiment in experiments
         for group in experiment.finished_groups
         for row in table["rows"]
-        if row["policy"] == group.method.policy
+        if _has_policy(group, row)
         for column in table["columns"]
         if "average" not in column
         for wanted in _alternatives(table, row, column)
