@@ -9,7 +9,6 @@ from making import by_name, column, make_run, only, write_json
 from rich.console import Console
 
 from graspcl.report import gather, runs_table, sweep_table
-from graspcl.report.paper import paper_table
 from graspcl.report.render.html import render_report
 from graspcl.report.tables import (
     comparison_table,
@@ -58,7 +57,7 @@ OTHERS = {"α tasks": "15.00", "α_H": "16.00", "α_T": "17.00", "top-5": "18.00
 
 def test_a_summary_stands_under_its_headings(told):
     experiment = only(gather([told]))
-    assert (ACCURACY | OTHERS | {"β": "0.2000", "φ": "0.0210"}).items() <= by_heading(
+    assert (ACCURACY | OTHERS | {"β norm": "0.2000", "φ norm": "0.0210"}).items() <= by_heading(
         comparison_table(experiment)
     ).items()
     assert COSTS.items() <= by_heading(cost_table(experiment)).items()
@@ -84,7 +83,7 @@ def test_a_session_stands_under_its_headings(told):
         "train s": "45.00", "select s": "46.00", "stored": "47", "loss": "4.800",
     }  # fmt: skip
     assert expected.items() <= by_heading(table).items()
-    assert table.caption.startswith("μ_N 11.00 · μ_O 12.00 · μ_A 13.00 · α 14.00 · drift β 0.2, φ 0.021")
+    assert table.caption.startswith("μ_N 11.00 · μ_O 12.00 · μ_A 13.00 · α 14.00 · drift (norm) β 0.2, φ 0.021")
 
 
 def test_curves_and_classes_in_files_have_their_names(tmp_path):
@@ -194,34 +193,3 @@ def test_accuracy_by_memory_is_drawn_budget_by_budget(swept):
     assert found == {
         "1x updates": ("grasp", [0.002, 0.1], [65, 75]), "0.5x updates": ("grasp", [0.002, 0.1], [45, 55]),
     }  # fmt: skip
-
-
-# -- the paper's tables ------------------------------------------------------------------------------------------------
-
-
-def ours(runs, table):
-    """Our numbers in the row of GRASP."""
-    report = paper_table(gather([runs]).experiments, table)
-    (row,) = [row for row in report.rows if row[0].text == "GRASP"]
-    return [cell.text for cell in row[2::2]]
-
-
-def test_hours_of_the_paper_count_training_and_selection(tmp_path):
-    folder = make_run(tmp_path / "a", name="imagenet-300")
-    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    write_json(folder / "summary.json", {**summary, "training_seconds": 3600.0, "selection_seconds": 1800.0})
-    assert ours(tmp_path, "table-2")[-1] == "1.50"
-
-
-def test_drift_of_the_paper_is_that_of_each_session(tmp_path):
-    make_run(tmp_path / "a", name="drift", sessions=2, drift=True)
-    assert ours(tmp_path, "table-8") == ["0.1000", "0.0100", "0.2000", "0.0200"]
-
-
-def test_runs_stand_below_their_memory_and_form_of_rehearsal(tmp_path):
-    places = [(form, memory) for form in ("latent", "veridical") for memory in (None, 20)]
-    for right, (form, memory) in enumerate(places, start=5):
-        own = {"capacity": memory, "right": right, "config": {"rehearsal": form}}
-        make_run(tmp_path / f"{form}-{memory}", name="imagenet-1k", **own)
-    assert [ours(tmp_path, "table-4")[place] for place in (3, 7)] == ["50.00", "60.00"]  # α, unbounded and bounded
-    assert [ours(tmp_path, "table-5")[place] for place in (3, 7)] == ["70.00", "80.00"]

@@ -258,3 +258,17 @@ def test_what_is_saved_stands_beside_figure_1(tmp_path):
             (folder / "predictions.npz").unlink()
     table = paper_table(gather([tmp_path]).experiments, "figure-1")
     assert [cell.text for cell in table.rows[0]] == ["GRASP", "40", "25", "36", "25"]
+
+
+def test_hours_of_the_paper_count_training_and_selection(tmp_path):
+    seconds = {"training_seconds": 3600.0, "selection_seconds": 1800.0}
+    assert ours(placed(tmp_path, "table-2", "imagenet-300", summary=seconds))[-1] == "1.50"
+
+
+def test_runs_stand_below_their_memory_and_form_of_rehearsal(tmp_path):
+    places = [(form, memory) for form in ("latent", "veridical") for memory in ("unbounded", "bounded")]
+    for right, (form, memory) in enumerate(places, start=5):
+        placed(tmp_path, "table-4", "imagenet-1k", rehearsal=form, memory=memory, right=right)
+    experiments = gather([tmp_path]).experiments
+    assert [ours(paper_table(experiments, "table-4"))[place] for place in (3, 7)] == ["50.00", "60.00"]
+    assert [ours(paper_table(experiments, "table-5"))[place] for place in (3, 7)] == ["70.00", "80.00"]

@@ -158,20 +158,20 @@ def _filled(offer: Mapping[int, tuple[Experiment, Group]]) -> tuple[int, int]:
     return len(offer), sum(len(group.runs) for _, group in offer.values())
 
 
-def _policy(group: Group) -> str:
-    """Return the policy as the tables name it. GRASP with fresh distances is the paper's, and its presets say so."""
-    return group.method.policy.removesuffix("(distances=fresh)")
-
-
 def _matches(group: Group, table: Mapping[str, Any], row: Mapping[str, Any], column: Mapping[str, Any]) -> bool:
     """Return whether a group is what a row and a column describe. How its network was initialised may differ."""
-    if _policy(group) != row["policy"]:
+    if not _has_policy(group, row):
         return False
     gigabytes = column.get("gigabytes")
     if gigabytes is not None and not abs(group.mean("buffer_bytes") / 1e9 - gigabytes) <= _SAME_SIZE * gigabytes:
         return False
     alternatives = _alternatives(table, row, column)
     return any(not [*_decisive(differences(group.runs[0], wanted))] for wanted in alternatives)
+
+
+def _has_policy(group: Group, row: Mapping[str, Any]) -> bool:
+    """Return whether a group has the policy of a row, with the paper's parameters: GRASP measures fresh distances."""
+    return group.method.policy.removesuffix("(distances=fresh)") == str(row["policy"])
 
 
 def _decisive(found: Mapping[str, str]) -> Iterator[str]:
@@ -194,7 +194,7 @@ def _why_none(experiments: Sequence[Experiment], table: Mapping[str, Any]) -> st
         for experiment in experiments
         for group in experiment.finished_groups
         for row in table["rows"]
-        if row["policy"] == _policy(group)
+        if _has_policy(group, row)
         for column in table["columns"]
         if "average" not in column
         for wanted in _alternatives(table, row, column)
