@@ -23,7 +23,7 @@ VARIANTS = [*itertools.product(("latent", "veridical"), ("bounded", "unbounded")
 # -- the paper's numbers -----------------------------------------------------------------------------------------------
 
 COMMON = {
-    "policy": Part("grasp", {"distances": "fresh"}),  # section 3, Algorithm 1
+    "policy": Part("grasp"),  # section 3
     "learner": Part("siesta"),  # section 4.2
     "network": Part("mobilenet_v3_large", {"split": 7}),  # section 4.2: the first 8 layers are frozen
     "codec": Part("opq", {"codebooks": 8, "size": 256, "iterations": 500}),  # Appendix B.1, the reference

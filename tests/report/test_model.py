@@ -223,15 +223,6 @@ def test_other_runs_of_the_same_experiment_do_not_pass_for_the_preset(tmp_path):
     assert table.rows[1][8].text == "90.00" and "imagenet-1k-unbounded" in table.caption and "mine" not in table.caption
 
 
-def test_the_papers_grasp_has_fresh_distances(tmp_path):
-    fresh = {"policy": {"name": "grasp", "distances": "fresh"}}
-    make_run(tmp_path / "mir", "mir", name="imagenet-1k-unbounded", right=2)
-    make_run(tmp_path / "own", "grasp", name="imagenet-1k-unbounded", right=9, config=fresh)
-    (experiment,) = gather([tmp_path]).experiments
-    assert experiment.methods[0].policy == "grasp(distances=fresh)"
-    assert paper_table([experiment], "table-4").rows[1][8].text == "90.00"
-
-
 def test_streams_of_tasks_have_their_own_measure(tmp_path):
     folder = make_run(tmp_path / "a")
     assert "α tasks" not in [column.heading for column in comparison_table(only(gather([tmp_path]))).columns]

@@ -86,8 +86,7 @@ def _matching_group(
 def _matches(group: Group, row: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     """Return whether a group is what a row and a column describe."""
     method, config = group.method, group.runs[0].config
-    policy = method.policy.removesuffix("(distances=fresh)")  # the paper's, written out by its presets
-    if (policy, method.learner.partition("(")[0]) != (row["policy"], row.get("learner", "siesta")):
+    if (method.policy, method.learner.partition("(")[0]) != (row["policy"], row.get("learner", "siesta")):
         return False
     memory, rehearsal = "bounded" if group.bounded else "unbounded", config.get("rehearsal", "latent")
     gigabytes = wanted.get("gigabytes")
