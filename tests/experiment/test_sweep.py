@@ -44,9 +44,6 @@ def test_what_is_left_out_is_the_settings_own():
     assert [part.name for part in (one.policy for one in grid(config, "all"))] == policies.names()
     assert {one.buffer.capacity for one in grid(config, "grasp", "offline,siesta", buffers="5,6")} == {None, 5, 6}
     assert [one.policy.name for one in grid(config, "easy_biased,mof")] == ["mof", "mof"]  # one policy, one name
-    paper = preset("imagenet-300")
-    found = [str(one.policy) for one in grid(paper, "grasp,grasp(eps=1e-6),mof")]
-    assert found == ["grasp(distances=fresh)", "grasp(eps=1e-06)", "mof"]
 
 
 def test_lists_as_they_are_written():

@@ -9,7 +9,7 @@ from graspcl.codec import OPQ, Half
 from graspcl.errors import GraspError
 from graspcl.learner import Optimiser, Rehearsal, Siesta, learners
 from graspcl.model import mobilenet_v3_large, vector_network
-from graspcl.policy import Budget, Grasp, policies
+from graspcl.policy import Budget, policies
 from graspcl.testing import check_learner
 
 
@@ -101,7 +101,7 @@ def test_online_accuracy_beats_chance_and_rehearsal_raises_it():
 
 def test_a_session_spends_exactly_its_budget_and_books_it():
     inputs, labels = clusters()
-    learner = siesta(Grasp(distances="fresh"))
+    learner = siesta("grasp")
     learner.observe(inputs, labels)
     log = learner.rehearse(Budget(updates=7, batch_size=9))
     assert (log.costs.updates, log.costs.training_forward, log.rehearsed.sum()) == (7, 63, 63)

@@ -43,9 +43,9 @@ def test_grasp_draws_as_algorithm_1_from_the_embeddings() -> None:
     assert p_value(counts.ravel(), sequence_probabilities(d, 5, 1e-7).ravel()) < UNLIKELY
 
 
-def test_fresh_distances_are_measured_in_each_session() -> None:
+def test_grasp_measures_distances_anew_in_each_session() -> None:
     buffer = filled(np.zeros(40, int))
-    policy = policies.create("grasp", distances="fresh")
+    policy = policies.create("grasp")
     first, again = (draw(policy, buffer, Budget(2, 20), seed=2) for _ in range(2))
     assert (first == again).all()
 

@@ -15,9 +15,8 @@ A draw costs O(J) in a class of J samples. `graspcl.policy.race` draws from the 
 """
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
 
 import numpy as np
 
@@ -38,13 +37,12 @@ _CHUNKS = 16
 class Grasp(ByDistance):
     """Prototypical samples first, then gradually harder ones, class by class (Algorithm 1, in the module's docstring).
 
-    Distances to the class prototypes are "remembered" from when samples were last seen, which needs no forward pass
-    over the buffer (see `ByDistance`), or measured once per session ("fresh", as in the paper and its presets). A drawn
-    sample is unlikely to come again before the others of its class.
+    Distances to the class prototypes are measured once per session ("fresh", as in the paper) or "remembered" from when
+    samples were last seen, which needs no forward pass over the buffer (see `ByDistance`). A drawn sample is unlikely
+    to come again before the others of its class.
     """
 
     eps: Positive = 1e-7
-    distances: Literal["fresh", "remembered"] = field(default="remembered", kw_only=True)
 
     source = "Harun et al. 2024, Algorithm 1"
 

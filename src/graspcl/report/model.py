@@ -36,11 +36,6 @@ class Method:
     others: str = ""
     label: str = ""  # distinguishes it from the other methods of its experiment
 
-    @property
-    def is_grasp(self) -> bool:
-        """Whether the policy is GRASP, with any parameters."""
-        return self.policy.partition("(")[0] == "grasp"
-
 
 @dataclass(frozen=True)
 class Condition:
@@ -180,8 +175,8 @@ class Experiment:
     def methods(self) -> list[Method]:
         """GRASP first, then the baseline, then the others in the order of their runs."""
         found = dict.fromkeys(group.method for group in self.groups)
-        first = {self.baseline: 1}
-        return sorted(found, key=lambda method: first.get(method.policy, 0 if method.is_grasp else 2))
+        first = {"grasp": 0, self.baseline: 1}
+        return sorted(found, key=lambda method: first.get(method.policy, 2))
 
     @cached_property
     def conditions(self) -> list[Condition]:

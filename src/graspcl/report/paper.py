@@ -170,8 +170,8 @@ def _matches(group: Group, table: Mapping[str, Any], row: Mapping[str, Any], col
 
 
 def _has_policy(group: Group, row: Mapping[str, Any]) -> bool:
-    """Return whether a group has the policy of a row, with the paper's parameters: GRASP measures fresh distances."""
-    return group.method.policy.removesuffix("(distances=fresh)") == str(row["policy"])
+    """Return whether a group has the policy of a row, with default parameters."""
+    return group.method.policy == str(row["policy"])
 
 
 def _decisive(found: Mapping[str, str]) -> Iterator[str]:

@@ -95,7 +95,7 @@ def _choose_run(experiment: Experiment) -> tuple[Run, str] | None:
     for condition in experiment.ranked_conditions:
         for group in experiment.at(condition):
             runs = [run for run in group.runs if run.finished and run.rehearsed is not None]
-            if runs and group.method.is_grasp:
+            if runs and group.method.policy.partition("(")[0] == "grasp":
                 label = experiment.condition_label(condition)
                 return min(runs, key=lambda run: run.seed), "" if label == "all" else f", {label}"
     return None

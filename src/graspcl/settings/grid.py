@@ -20,8 +20,7 @@ def grid(
 
     Args:
         config: the settings to start from.
-        policy_names: policies, or "all"; parameters in brackets, as in mir(candidates=50). The policy of `config`,
-            given without parameters, keeps those it has there.
+        policy_names: policies, or "all"; parameters in brackets, as in mir(candidates=50).
         learner_names: learners, or "all"; by default the one of `config`.
         seeds: how many seeds, or which.
         updates: budgets: 0.5x is half of the one in `config`, 500 is 500 updates per session.
@@ -35,8 +34,7 @@ def grid(
     from graspcl.policy import policies
 
     kept = replace(config, checkpoint=replace(config.checkpoint, keep="nothing"))
-    given_policies = _parts(policies, policy_names)
-    chosen = [config.policy if part == Part(config.policy.name) else part for part in given_policies]
+    chosen = _parts(policies, policy_names)
     if not chosen:
         raise GraspError("--policies: give at least one, or all")
     words = [word.strip() for word in buffers.split(",") if word.strip()]

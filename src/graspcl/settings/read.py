@@ -68,14 +68,10 @@ def settled(config: Config) -> Config:
 def change(config: Config, options: Mapping[str, Any]) -> Config:
     """Return `config` with options by dotted names, as on the command line; refuse one that would do nothing.
 
-    A policy that is named again keeps its parameters: `--policy grasp` on a preset of the paper is the paper's GRASP.
-
     >>> change(Config(), {"buffer": "0.2GB", "optimiser.lr": "0.5", "policy.eps": "1e-6"}).policy
     Part(name='grasp', parameters={'eps': 1e-06})
     """
     changes = flatten(options)
-    if changes.get("policy.name") == config.policy.name:
-        del changes["policy.name"]
     changed: Config = _build(Config, merge(flatten(as_plain(config)), changes))
     for name in changes:
         if reason := idle_reason(changed, name):

@@ -108,7 +108,7 @@ def line_with_band(
         return [line]
     texts = ["" if np.isnan(value) else f" ± {value:.2f}" for value in wide[there]]
     line |= {"customdata": texts, "hovertemplate": "%{y:.2f}%{customdata}"}
-    if len(experiment.methods) > 6 and not method.is_grasp and method.policy != experiment.baseline:
+    if len(experiment.methods) > 6 and method.policy not in ("grasp", experiment.baseline):
         return [line]
     low, high = np.clip([middle - wide, middle + wide], 0, 100)[:, known]
     places = [x[int(at)] for at in known]

@@ -126,7 +126,7 @@ def _tiles(experiment: Experiment) -> list[tuple[str, str, str]]:
             best = max(groups, key=lambda group: group.mean("alpha"))
             title = "Best final accuracy" if len(best.runs) >= MIN_SEEDS else "Highest final accuracy"
             found.append((title, f"{best.mean('alpha'):.2f} %", shorten(best.label, LABEL) + where))
-        for group in (group for group in groups if group.method.is_grasp):
+        for group in (group for group in groups if group.method.policy == "grasp"):
             if (difference := experiment.difference(group)) is not None:
                 texts = [f"{shorten(group.label, LABEL)} against {baseline}{where}"]
                 texts.append(plural(difference.seeds, "seed"))
