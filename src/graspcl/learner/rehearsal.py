@@ -94,7 +94,7 @@ class Rehearsal:
         self._rule_before = learner.buffer.maintenance.knowledge(learner.buffer)
         # What an update sees of its samples is of use to some rules and policies alone.
         self._informs_rule = bool(learner.buffer.maintenance.columns)
-        self._informs_policy = bool({"feedback", "memory"} & learner.policy.needs)
+        self._informs_policy = learner.policy.listens
         check_stored(self.session)
         if state is None and budget.updates:
             learner.begin_session()

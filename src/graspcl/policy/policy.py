@@ -68,6 +68,11 @@ class Policy:
         """Return the next mini-batch: `n` slots."""
         raise GraspError(f"policy {type(self).__name__} must define select(session, n)")
 
+    @property
+    def listens(self) -> bool:
+        """Whether `observe` and `observe_new` are to be called. Otherwise updates save that time."""
+        return bool({"feedback", "memory"} & self.needs)
+
     def observe(self, slots: Array, outputs: Any) -> None:
         """Receive feedback after the update on `slots` [n]: `outputs.logits` [n, K] and `outputs.losses` [n]."""
 

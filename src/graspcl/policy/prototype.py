@@ -111,6 +111,10 @@ class ByDistance(PlannedPolicy):
     _groups = np.empty(0, np.int64)  # classes, or other groups, that have a prototype [K], sorted
     _sums = torch.empty(0, 0)  # of embeddings [K, D]; they have the directions of the prototypes
 
+    @property
+    def listens(self) -> bool:
+        return self.distances == "remembered"
+
     def measured(self, session: Session) -> Array:
         """Return the distance of every stored sample [N] when a session starts."""
         if self.distances == "fresh":
