@@ -41,7 +41,9 @@ def test_images(opened: Any, tmp_path: Path) -> None:
     assert found == ("ImageFolder", str(tmp_path), 32, {"val_mapping": "classes.txt", "test_split": "exam"})
     (tmp_path / "Places_LT_train.txt").write_text("abbey/1.jpg 0")
     named = opened(str(tmp_path), "images", val_mapping=None, test_split=None)
-    assert named == ("ImageList", str(tmp_path), {"pixels": 32})
+    assert named == ("ImageList", str(tmp_path), {"test": None, "pixels": 32})
+    named = opened(str(tmp_path), "images", val_mapping=None, test_split="val")
+    assert named == ("ImageList", str(tmp_path), {"test": "val", "pixels": 32})
 
 
 @pytest.mark.parametrize(("path", "at"), [("texts.csv", "texts.csv"), ("hf:me/mine", "hf:me/mine")])

@@ -30,8 +30,8 @@ VECTORS = {
     "checkpoint.seconds": 1e6,
 }  # fmt: skip
 PHOTOS = {
-    **VECTORS, "data.path": "PHOTOS", "data.pixels": 16, "network.name": "small", "base.method": "supervised",
-    "base.epochs": 1, "base.batch_size": 8, "base.passes": 0.0,
+    **VECTORS, "data.path": "PHOTOS", "data.pixels": 16, "network.name": "small", "base.passes": 0.0,
+    "base.stages": [{"name": "supervised", "epochs": 1, "batch_size": 8}],
 }  # fmt: skip
 for name in ("dim", "hidden"):
     del PHOTOS[f"network.{name}"]
@@ -74,11 +74,7 @@ CHANGES = {
     "network.hidden": (12, VECTORS),
     "codec": ("identity", VECTORS),
     "codec.size": (4, {**VECTORS, **OPQ}),
-    "base.method": ("swav", PHOTOS),
-    "base.weights": ("WEIGHTS", VECTORS),
-    "base.epochs": (2, PHOTOS),
-    "base.batch_size": (4, PHOTOS),
-    "base.lr": (0.1, PHOTOS),
+    "base.stages": ([{"name": "weights", "file": "WEIGHTS"}], VECTORS),
     "base.passes": (0.4, VECTORS),
     "base.optimiser.name": ("adamw", {**VECTORS, **BASE}),
     "base.optimiser.lr": (0.1, {**VECTORS, **BASE}),
@@ -86,22 +82,27 @@ CHANGES = {
     "base.optimiser.weight_decay": (0.1, {**VECTORS, **BASE}),
     "base.optimiser.layer_decay": (0.1, {**VECTORS, **BASE}),
     "base.optimiser.schedule": ("constant", {**VECTORS, **BASE, "base.passes": 0.6}),
+    "base.optimiser.warmup": (3, {**VECTORS, **BASE, "base.optimiser.schedule": "constant"}),
     "buffer.capacity": (50, VECTORS),
     "buffer.maintenance": ("reservoir", VECTORS),
+    "buffer.new_samples": ("extra", VECTORS),
     "buffer.maintenance.per_class": (5, {**VECTORS, "buffer.maintenance.name": "ring", "buffer.capacity": 120}),
     "budget.updates": (4, VECTORS),
     "budget.passes": (0.6, {**VECTORS, **PASSES}),
     "budget.batch_size": (9, {**VECTORS, "base.passes": 0.0}),
     "budget.times": (2.0, VECTORS),
+    "budget.growth": (1.0, {**VECTORS, "stream.sessions": 2}),
     "optimiser.name": ("adamw", {**VECTORS, **BASE}),
     "optimiser.lr": (0.1, {**VECTORS, **BASE}),
     "optimiser.momentum": (0.1, {**VECTORS, **BASE}),
     "optimiser.weight_decay": (0.1, {**VECTORS, **BASE}),
     "optimiser.layer_decay": (0.1, {**VECTORS, **BASE}),
     "optimiser.schedule": ("constant", {**VECTORS, **BASE, "budget.updates": 4}),
+    "optimiser.warmup": (3, {**VECTORS, **BASE, "optimiser.schedule": "constant"}),
     "stop.patience": (3, {**VECTORS, **PATIENCE, "optimiser.lr": 1e-9}),
     "stop.every": (2, {**VECTORS, **PATIENCE, "optimiser.lr": 1e-9}),
     "stop.share": (0.6, {**VECTORS, **PATIENCE}),
+    "stop.keep": ("best", {**VECTORS, **PATIENCE, "stop.patience": 9}),
     "measure.drift": (4, VECTORS),
     "measure.distances": (5, VECTORS),
     "measure.head": (10, VECTORS),
@@ -161,8 +162,12 @@ def settings(place, *changes):
     found = {}
     for change in changes:
         found = merge(found, flatten(change))
-    here = {name: str(place / value) for name, value in found.items() if value in ("PHOTOS", "WEIGHTS", "STREAM")}
-    return from_plain({**found, **here})
+    here = {name: str(place / value) for name, value in found.items() if value in ("PHOTOS", "STREAM")}
+    stages = [
+        {key: str(place / value) if value == "WEIGHTS" else value for key, value in stage.items()}
+        for stage in found.get("base.stages", [])
+    ]
+    return from_plain({**found, **here, "base.stages": stages})
 
 
 @pytest.fixture(scope="module")
@@ -202,6 +207,13 @@ def test_another_value_makes_another_run(name, place, outcome):
     value, context = CHANGES[name]
     before, after = settings(place, context), settings(place, context, {name: value})
     assert unequal(outcome(before), outcome(after)), f"{name} has no effect"
+
+
+@pytest.mark.parametrize("stage", [{"epochs": 2}, {"batch_size": 4}, {"lr": 0.1}, {"name": "swav"}])
+def test_another_stage_makes_another_run(stage, place, outcome):
+    stages = [{**PHOTOS["base.stages"][0], **stage}]
+    before, after = settings(place, PHOTOS), settings(place, PHOTOS, {"base.stages": stages})
+    assert unequal(outcome(before), outcome(after)), f"{stage} has no effect"
 
 
 @pytest.mark.parametrize(("name", "value"), [("name", "another"), ("checkpoint.seconds", 0.0)])
@@ -245,7 +257,8 @@ def test_the_execution_reaches_network_and_learner(monkeypatch):
 def test_base_training_starts_from_the_weights_and_gives_classes_rows_in_their_order(place, monkeypatch):
     start = build_network(settings(place, PHOTOS, {"seed": 5}))
     save_weights(start, place / "start")
-    config = settings(place, PHOTOS, {"base.weights": str(place / "start"), "stream.base_classes": 3})
+    stages = [{"name": "weights", "file": str(place / "start")}, *PHOTOS["base.stages"]]
+    config = settings(place, PHOTOS, {"base.stages": stages, "stream.base_classes": 3})
     seen, real = [], pretraining.pretrain_once
 
     def watched(network, folder, method, read, base, rows, *rest):
@@ -268,7 +281,8 @@ def test_a_head_is_loaded_if_its_rows_are_the_base_classes(place, fits):
     start = build_network(settings(place, VECTORS, {"seed": 5}))
     start.head.grow(2)
     save_weights(start, place / f"head-{fits}", settings={"classes": names})
-    config = settings(place, VECTORS, {"base.method": "weights", "base.weights": str(place / f"head-{fits}")})
+    stages = [{"name": "weights", "file": str(place / f"head-{fits}"), "seen": "report"}]
+    config = settings(place, VECTORS, {"base.stages": stages})
     learner = prepare.prepare(config, Silent()).new_learner(config)
     assert torch.equal(learner.network.plastic.embedding.weight, start.plastic.embedding.weight)
     assert learner.classes == (order[:2].tolist() if fits else [])

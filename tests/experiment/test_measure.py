@@ -48,7 +48,8 @@ def test_drift_is_that_of_classes_from_earlier_sessions(learner):
     learner.rehearse(Budget(1, 8))
     meter.measure(learner)
     moved = learner.outputs(tests.codes[:5], "embedding").numpy() - before
-    assert meter.curve == pytest.approx([np.linalg.norm(moved, axis=1).mean()], rel=1e-5)
+    assert meter.curves["norm"] == pytest.approx([np.linalg.norm(moved, axis=1).mean()], rel=1e-5)
+    assert meter.curves["mse"] == pytest.approx([(moved**2).mean()], rel=1e-5)
 
 
 def test_distances_are_those_of_embeddings_before_the_activation(learner):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tiny_network import stripes, tiny
 
-from graspcl.pretrain import make_trainer, trainers
+from graspcl.pretrain import Settings, make_trainer, stages
 
 IMAGES, LABELS = stripes(12)
 SMALL: dict[str, dict[str, Any]] = {
@@ -27,12 +27,16 @@ EVERY: dict[str, tuple[Any, dict[str, Any]]] = {
     "momentum": (0.1, {}),
     "weight_decay": (0.1, {}),
     "part": ("plastic", {}),
+    "optimiser": ("lars", {}),
+    "schedule": ("onecycle", {}),
+    "step": (1, {"schedule": "steps"}),
+    "gamma": (0.5, {"schedule": "steps", "step": 1}),
+    "warmup": (1, {"schedule": "cosine"}),
+    "final_lr": (0.1, {"schedule": "cosine"}),
 }
 CHANGES: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
     "supervised": {
         **EVERY,
-        "step": (1, {}),
-        "gamma": (0.5, {"step": 1}),
         "mix": (0.0, {}),
         "mixup_share": (1.0, {"mixup_share": 0.0}),
         "mixup_alpha": (5.0, {"mixup_share": 1.0}),
@@ -42,8 +46,6 @@ CHANGES: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
     },
     "swav": {
         **EVERY,
-        "final_lr": (0.1, {}),
-        "warmup": (1, {}),
         "prototypes": (6, {}),
         "projection": (3, {}),
         "hidden": (5, {}),
@@ -64,14 +66,14 @@ CHANGES: dict[str, dict[str, tuple[Any, dict[str, Any]]]] = {
 
 
 def trained(method: str, **changes: Any) -> tuple[list[tuple[float, float]], dict[str, torch.Tensor]]:
-    settings = trainers.get(method).settings_class(**{**SMALL[method], **changes})
+    settings = stages.get(method)(**{**SMALL[method], **changes})
     trainer = make_trainer(tiny(width=4), method, lambda i: IMAGES[i], np.arange(12), LABELS, settings)
     return [(epoch.loss, epoch.lr) for epoch in trainer.run()], trainer.network.state_dict()
 
 
-@pytest.mark.parametrize("method", trainers.names())
+@pytest.mark.parametrize("method", CHANGES)
 def test_another_value_of_every_setting_trains_another_network(method: str) -> None:
-    assert CHANGES[method].keys() == {field.name for field in fields(trainers.get(method).settings_class)}
+    assert CHANGES[method].keys() == {field.name for field in fields(stages.get(method))}
     done: dict[str, Any] = {}
     for name, (value, context) in CHANGES[method].items():
         if (key := str(context)) not in done:
@@ -80,3 +82,7 @@ def test_another_value_of_every_setting_trains_another_network(method: str) -> N
         after = trained(method, **{**context, name: value})
         alike = all(torch.equal(value, after[1][key]) for key, value in before[1].items())
         assert before[0] != after[0] or not alike, f"{name} has no effect"
+
+
+def test_every_stage_that_trains_is_here() -> None:
+    assert {name for name in stages.names() if issubclass(stages.get(name), Settings)} == CHANGES.keys()
