@@ -45,7 +45,7 @@ class _ByScore(Policy):
 
     def weights(self, scores: Array) -> Array:
         """Return weights ≥ 0 [n] of samples with these scores [n]."""
-        return 1 / scores
+        raise GraspError(f"policy {type(self).__name__} must define weights(scores)")
 
     def _set_all(self, scores: Array) -> None:
         self._scores = scores
@@ -76,17 +76,22 @@ class _ByLogits(_ByScore):
     - "rank": w = N + 1/2 - r, where r counts the scores at session start that come before this one, ties as half. So
       the weights start as N, N-1, …, 1. A later score gets the rank it would have had at the start.
     - "softmax": w = exp(∓s / (σ · temperature)), where σ is the standard deviation of the scores at session start.
-    - "reciprocal_shift": w = 1 / (s + 1e-7), or w = s for `max_loss`; then w + 1 - min w, recomputed in O(N) for each
+    - "published": w = 1 / (s + 1e-7), or w = s for `max_loss`; then w + 1 - min w, recomputed in O(N) for each
       mini-batch, as for the published numbers. It is not monotone where scores have a sign: margins of
       (-5, -0.001, 0.001, 5) get probabilities of (0.25, 0.0002, 0.50, 0.25). A slightly wrong sample is hardly ever
-      drawn, and a very wrong one no more often than a very right one.
+      drawn, and a very wrong one no more often than a very right one. "reciprocal_shift" is its former name.
     """
 
-    weighting: Literal["rank", "softmax", "reciprocal_shift"] = "rank"
+    weighting: Literal["rank", "softmax", "published", "reciprocal_shift"] = "rank"
     temperature: Positive = 1.0
 
     needs = frozenset({"labels", "logits", "feedback"})
     cost = "one forward pass over the buffer per session"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.weighting == "reciprocal_shift":
+            self.weighting = "published"
 
     def score(self, logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Return the scores [n] of samples with these logits [n, K] and correct columns `rows` [n]."""
@@ -102,7 +107,7 @@ class _ByLogits(_ByScore):
     def observe(self, slots: Array, outputs: Any) -> None:
         # Cross-entropy, too, comes from the logits: a learner's own loss may have another scale.
         self._scores[slots] = self._checked_scores(outputs.logits, slots)
-        if self.mode == "proportional" and self.weighting == "reciprocal_shift":  # one new score changes all weights
+        if self.mode == "proportional" and self.weighting == "published":  # one new score changes all weights
             self._set_all(self._scores)
         else:
             self._update(slots)
@@ -203,8 +208,11 @@ class MinRehearsal(_ByScore):
 
     Counts start at 1 in every session, as published, so new samples have no advantage over old ones. Counts over a
     sample's whole life would spend every session on the newest samples. In mode "top" every sample is shown once, in
-    random order, before any is shown again. (The published code also lowers all counts by the smallest, less 1.)
+    random order, before any is shown again. With `weighting="published"`, all s are lowered so that the smallest is 1,
+    and w = 1 / (s + 1e-7).
     """
+
+    weighting: Literal["reciprocal", "published"] = "reciprocal"
 
     needs = frozenset({"feedback"})
     cost = "none"
@@ -216,3 +224,8 @@ class MinRehearsal(_ByScore):
     def observe(self, slots: Array, outputs: Any) -> None:
         np.add.at(self._scores, slots, 1)
         self._update(slots)
+        if self.weighting == "published" and (excess := self._scores.min() - 1):
+            self._set_all(self._scores - excess)
+
+    def weights(self, scores: Array) -> Array:
+        return 1 / (scores + _EPS) if self.weighting == "published" else 1 / scores
