@@ -72,11 +72,21 @@ def cross_entropy(f: list[float], y: int) -> float:
     return math.log(sum(math.exp(v) for v in f)) - f[y]
 
 
+def softmax(f: list[float]) -> list[float]:
+    return [math.exp(v) / sum(math.exp(w) for w in f) for v in f]
+
+
+def margin(f: list[float], y: int) -> float:
+    return f[y] - max(v for j, v in enumerate(f) if j != y)
+
+
 DEFINITIONS: dict[str, Callable[[list[float], int], float]] = {
     "max_loss": cross_entropy,
-    "min_margin": lambda f, y: f[y] - max(v for j, v in enumerate(f) if j != y),
+    "min_margin": lambda f, y: margin(softmax(f), y),
+    "min_margin, of logits": margin,
     "min_logit_distance": lambda f, y: abs(f[y]),
-    "min_confidence": lambda f, y: math.exp(f[y]) / sum(math.exp(v) for v in f),
+    "min_logit_distance, of probabilities": lambda f, y: abs(margin(softmax(f), y)),
+    "min_confidence": lambda f, y: softmax(f)[y],
 }
 
 
@@ -122,9 +132,10 @@ def drawn_pairs(policy: Policy, opened: Session, number: int = 6000) -> np.ndarr
 # -- scores ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", BY_LOGITS)
+@pytest.mark.parametrize("name", DEFINITIONS)
 def test_scores_are_as_defined_and_refreshed_where_drawn(name: str) -> None:
-    policy, _ = begun(policies.create(name))
+    plain, *of = name.split(", of ")
+    policy, _ = begun(policies.create(plain, of=of[0]) if of else policies.create(plain))
     expected = defined(name, LOGITS)
     np.testing.assert_allclose(policy._scores, expected, rtol=1e-12)
     slots, seen = np.array([4, 1]), np.array([[3.0, 0.2, 0.1], [-1.0, 0.0, 2.5]])
@@ -136,6 +147,12 @@ def test_scores_are_as_defined_and_refreshed_where_drawn(name: str) -> None:
 def test_signed_logit_distance_is_the_logit() -> None:
     policy, _ = begun(policies.create("min_logit_distance", signed=True))
     assert policy._scores.tolist() == LOGITS.astype(np.float32)[np.arange(6), [0, 2, 2, 1, 0, 2]].tolist()
+
+
+def test_a_signed_distance_in_probabilities_is_the_margin() -> None:
+    distance, _ = begun(policies.create("min_logit_distance", signed=True, of="probabilities"))
+    margins, _ = begun(policies.create("min_margin"))
+    assert distance._scores.tolist() == margins._scores.tolist() and min(margins._scores) < 0
 
 
 def test_margins_of_a_single_class_are_alike() -> None:
@@ -238,7 +255,7 @@ def test_weights_are_monotone_in_the_score(name: str, weighting: str) -> None:
 def test_the_published_transform_is_not_monotone() -> None:
     margins = np.array([-5.0, -0.001, 0.001, 5.0])
     logits = np.stack([margins, np.zeros(4)], 1)
-    policy, opened = begun(policies.create("min_margin", weighting="published"), logits, [40] * 4)
+    policy, opened = begun(policies.create("min_margin", of="logits", weighting="published"), logits, [40] * 4)
     w = policy.weights(policy._scores)
     np.testing.assert_allclose(w / w.sum(), [0.25, 0.0002, 0.50, 0.25], atol=1e-3)
     counts = np.bincount([policy.select(opened, 1)[0] for _ in range(4000)], minlength=4)

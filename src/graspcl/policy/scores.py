@@ -162,32 +162,37 @@ class MaxLoss(_ByLogits):
 @policies.register("min_margin")
 @dataclass
 class MinMargin(_ByLogits):
-    """Small margin first: s = f_y - max_{j≠y} f_j, below 0 where the network is wrong; 0 with a single class."""
+    """Small margin first: s = p_y - max_{j≠y} p_j, below 0 where the network is wrong; 0 with a single class.
+
+    `of="logits"` takes the logits f instead of the probabilities p.
+    """
+
+    of: Literal["probabilities", "logits"] = "probabilities"
 
     source = "Scheffer et al. 2001"
 
     def score(self, logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        if logits.shape[1] == 1:
-            return logits.new_zeros(len(logits))
-        rivals = logits.scatter(1, rows[:, None], -torch.inf)
-        return logits.gather(1, rows[:, None])[:, 0] - rivals.amax(1)
+        return _margins(torch.softmax(logits, dim=1) if self.of == "probabilities" else logits, rows)
 
 
 @policies.register("min_logit_distance")
 @dataclass
 class MinLogitDistance(_ByLogits):
-    """Near the hyperplane of its own class first: s = |f_y|, or with `signed` s = f_y.
+    """Near the decision boundary first: s = |f_y|, the distance to the hyperplane of its own class.
 
-    Unsigned (as published), a sample far on the wrong side counts as far. Signed, it comes first.
+    `of="probabilities"` takes s = |p_y - max_{j≠y} p_j|, the distance to the strongest other class. Unsigned (as
+    published), a sample far on the wrong side counts as far. With `signed`, s keeps its sign, and such a sample comes
+    first. A cosine head has rows of length 1; for other heads |f_y| is the distance times the length of the row.
     """
 
     signed: bool = False
+    of: Literal["logits", "probabilities"] = "logits"
 
     source = "Chaudhry et al. 2018"
 
     def score(self, logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        right = logits.gather(1, rows[:, None])[:, 0]
-        return right if self.signed else right.abs()
+        s = _own(logits, rows) if self.of == "logits" else _margins(torch.softmax(logits, dim=1), rows)
+        return s if self.signed else s.abs()
 
 
 @policies.register("min_confidence")
@@ -198,7 +203,7 @@ class MinConfidence(_ByLogits):
     source = "Gal et al. 2017"
 
     def score(self, logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        return torch.softmax(logits, dim=1).gather(1, rows[:, None])[:, 0]
+        return _own(torch.softmax(logits, dim=1), rows)
 
 
 @policies.register("min_rehearsal")
@@ -229,3 +234,15 @@ class MinRehearsal(_ByScore):
 
     def weights(self, scores: Array) -> Array:
         return 1 / (scores + _EPS) if self.weighting == "published" else 1 / scores
+
+
+def _own(values: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """The value of each sample's own class [n], of values [n, K]."""
+    return values.gather(1, rows[:, None])[:, 0]
+
+
+def _margins(values: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """The value of each sample's own class, minus the largest of the others [n]."""
+    if values.shape[1] == 1:
+        return values.new_zeros(len(values))
+    return _own(values, rows) - values.scatter(1, rows[:, None], -torch.inf).amax(1)
