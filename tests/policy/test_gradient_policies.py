@@ -165,6 +165,21 @@ def test_grad_matching_is_the_exhaustive_greedy_one(
         assert mine.tolist() == members[exhaustive(g[members], len(mine))].tolist()
 
 
+@pytest.mark.parametrize("gram", [0, 4096])
+def test_grad_matching_without_balance_matches_the_mean_of_the_buffer(
+    gram: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grad_matching, "_GRAM", gram)
+    asked = session(Budget(5, 5))
+    g = explicit(asked, "last_layer")
+    g /= np.linalg.norm(g, axis=1, keepdims=True) + 1e-8
+    policy = policies.create("grad_matching", balanced=False)
+    assert not policy.balanced
+    drawn = np.concatenate(list(batches(policy, asked)))
+    assert drawn.tolist() == exhaustive(g, 20) + drawn[:5].tolist()
+    assert asked.costs.selection_forward == len(LABELS)
+
+
 def test_matching_comes_nearer_to_the_mean_than_chance() -> None:
     """20 of 400 directions in six dimensions."""
     rng = np.random.default_rng(3)
@@ -213,7 +228,8 @@ def test_costs_are_as_stated(
 @pytest.mark.parametrize("name", NAMES)
 def test_the_gradients_show_in_the_repr_and_no_others_are_taken(name: str) -> None:
     assert "gradients='last_layer'" in repr(policies.create(name))
-    assert policies.get(name).family == "gradient"
+    part = policies.get(name)
+    assert part.family == "gradient" and "last layer's weight; of all trainable parameters if full" in part.cost
     with pytest.raises(GraspError, match="gradients must be 'last_layer' or 'full', got 'half'"):
         policies.create(name, gradients="half")
 
@@ -241,9 +257,11 @@ def test_settings_are_checked_when_the_policy_is_made(name: str, setting: dict[s
         policies.create("gss", references=2, reference_size=3, candidates_per_pick=2, gradients="full", mode="top"),
         policies.create("ocs", candidates_per_pick=2, gradients="full"),
         policies.create("grad_matching", gradients="full"),
+        policies.create("grad_matching", balanced=False),
     ],
     ids=repr,
 )
 @pytest.mark.usefixtures("fewer_sessions")
 def test_other_settings_keep_the_contract(policy: Policy) -> None:
-    check_policy(policy)
+    globally = policy == policies.create("grad_matching", balanced=False)
+    check_policy(policy, random=not globally)  # without ties its order is the same for every seed

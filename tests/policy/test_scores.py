@@ -266,7 +266,8 @@ def test_the_published_transform_is_not_monotone() -> None:
 
 
 def test_the_former_name_of_the_published_transform_still_means_it() -> None:
-    assert policies.create("max_loss", weighting="reciprocal_shift") == policies.create("max_loss", weighting="published")
+    former = policies.create("max_loss", weighting="reciprocal_shift")
+    assert former == policies.create("max_loss", weighting="published")
 
 
 # -- counts ----------------------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ class Policy:
 
     name: ClassVar[str] = ""
     needs: ClassVar[Set[str]] = frozenset({"labels"})  # names from QUANTITIES; the session refuses everything else
-    balanced: ClassVar[bool] = False  # over a session, every class gets the same number of draws, within one
+    balanced: bool = False  # over a session, every class gets the same number of draws, within one
     family: ClassVar[str] = "own"  # the heading in tables
     cost: ClassVar[str] = "not stated"
     source: ClassVar[str] = "not stated"
