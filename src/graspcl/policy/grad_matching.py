@@ -24,6 +24,8 @@ class GradMatching(PlannedPolicy):
 
     `balanced=False` matches the mean of the whole buffer instead, over all samples and without regard to classes. All
     gradients are then in memory, and a draw costs one product with each of them.
+
+    Follows: the program of Borsos et al., as the paper does, but per class; theirs is `balanced=False`.
     """
 
     gradients: Kind = "last_layer"

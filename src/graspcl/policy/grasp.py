@@ -38,6 +38,8 @@ class Grasp(PlannedPolicy):
 
     Distances to the class prototypes are measured once per session. A drawn sample is unlikely to come again before the
     others of its class.
+
+    Follows: the paper, Algorithm 1; ε and new distances in each session are those of the reference program.
     """
 
     eps: Positive = 1e-7

@@ -26,6 +26,8 @@ class Gss(Policy):
     - "proportional": without replacement, p ~ 1/C. The published rule keeps one of two samples in the same way: a
       newcomer of score c replaces sample i with probability C_i / (c + C_i).
     - "top": the n smallest C. Accuracy collapses: what the network gets wrong has similar gradients and is left out.
+
+    Follows: Algorithm 2 of Aljundi et al. (score), as the paper does; their program has `reference_size=10`.
     """
 
     candidates_per_pick: Count = 5

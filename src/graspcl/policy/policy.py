@@ -40,6 +40,9 @@ class Policy:
 
     Write a policy as a dataclass. Its fields are its parameters: `repr`, the command line and `clone` know them, and
     their annotations are checked (see `graspcl.checks`). All other attributes are the policy's state.
+
+    A built-in policy says after "Follows:" what it takes from "the paper" (Harun et al. 2024), from "the reference
+    program" (the paper's own), and from the program of the policy's authors.
     """
 
     name: ClassVar[str] = ""

@@ -32,6 +32,8 @@ class Rainbow(PlannedPolicy):
 
     A class that must give more draws than it has samples gives whole passes and a stride for the rest. Picks come in
     random order.
+
+    Follows: the program of Bang et al. (views, stride), as the paper does; views of latents are the library's own.
     """
 
     views: Count = 12

@@ -150,6 +150,8 @@ class MaxLoss(_ByLogits):
     """Large cross-entropy first: s = log Σ_j exp f_j - f_y.
 
     By rank this is the order of `min_confidence`, as p_y = exp(-s); by value the two differ.
+
+    Follows: the paper (score); the reference program with `weighting="published"`.
     """
 
     largest = True
@@ -165,6 +167,8 @@ class MinMargin(_ByLogits):
     """Small margin first: s = p_y - max_{j≠y} p_j, below 0 where the network is wrong; 0 with a single class.
 
     `of="logits"` takes the logits f instead of the probabilities p.
+
+    Follows: the paper (probabilities); the reference program with `of="logits", weighting="published"`.
     """
 
     of: Literal["probabilities", "logits"] = "probabilities"
@@ -183,6 +187,8 @@ class MinLogitDistance(_ByLogits):
     `of="probabilities"` takes s = |p_y - max_{j≠y} p_j|, the distance to the strongest other class. Unsigned (as
     published), a sample far on the wrong side counts as far. With `signed`, s keeps its sign, and such a sample comes
     first. A cosine head has rows of length 1; for other heads |f_y| is the distance times the length of the row.
+
+    Follows: the reference program (score), and with `weighting="published"` its draws; the paper has no formula.
     """
 
     signed: bool = False
@@ -198,7 +204,10 @@ class MinLogitDistance(_ByLogits):
 @policies.register("min_confidence")
 @dataclass
 class MinConfidence(_ByLogits):
-    """Small probability of the right class first: s = p_y = exp f_y / Σ_j exp f_j."""
+    """Small probability of the right class first: s = p_y = exp f_y / Σ_j exp f_j.
+
+    Follows: the paper (score); the reference program with `weighting="published"`.
+    """
 
     source = "Gal et al. 2017"
 
@@ -215,6 +224,8 @@ class MinRehearsal(_ByScore):
     sample's whole life would spend every session on the newest samples. In mode "top" every sample is shown once, in
     random order, before any is shown again. With `weighting="published"`, all s are lowered so that the smallest is 1,
     and w = 1 / (s + 1e-7).
+
+    Follows: the paper; counts are those of the reference program's latent runs, weights with "published".
     """
 
     weighting: Literal["reciprocal", "published"] = "reciprocal"
