@@ -230,6 +230,7 @@ def test_the_gradients_show_in_the_repr_and_no_others_are_taken(name: str) -> No
     assert "gradients='last_layer'" in repr(policies.create(name))
     part = policies.get(name)
     assert part.family == "gradient" and "last layer's weight; of all trainable parameters if full" in part.cost
+    assert "those of the last layer's weight" in str(part.__doc__)
     with pytest.raises(GraspError, match="gradients must be 'last_layer' or 'full', got 'half'"):
         policies.create(name, gradients="half")
 

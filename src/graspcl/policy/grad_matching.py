@@ -25,6 +25,8 @@ class GradMatching(PlannedPolicy):
     `balanced=False` matches the mean of the whole buffer instead, over all samples and without regard to classes. All
     gradients are then in memory, and a draw costs one product with each of them.
 
+    `gradients` are those of the last layer's weight, or with "full" those of all trainable parameters.
+
     Follows: the program of Borsos et al., as the paper does, but per class; theirs is `balanced=False`.
     """
 

@@ -27,6 +27,8 @@ class Gss(Policy):
       newcomer of score c replaces sample i with probability C_i / (c + C_i).
     - "top": the n smallest C. Accuracy collapses: what the network gets wrong has similar gradients and is left out.
 
+    `gradients` are those of the last layer's weight, or with "full" those of all trainable parameters.
+
     Follows: Algorithm 2 of Aljundi et al. (score), as the paper does; their program has `reference_size=10`.
     """
 
