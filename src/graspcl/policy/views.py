@@ -18,6 +18,8 @@ def image_view(images: Tensor, number: int, generator: torch.Generator) -> Tenso
     7-8. rotated by a random angle of up to 45 or 90 degrees, to either side
     9-12. inverted, or inverted where a value is at least 128, 64 or 32 (solarised)
 
+    These are the views "vr" of the program of Bang et al., which mirrors only half of the images, by chance.
+
     >>> image_view(torch.tensor([[[[0, 50, 200]]]], dtype=torch.uint8), 9, torch.Generator()).tolist()
     [[[[0, 50, 55]]]]
     """
