@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from chi_square import LIKELY, UNLIKELY, p_value
 from torch import nn
 
 from graspcl.buffer import Buffer
@@ -70,9 +71,9 @@ class Recorded:
 
 
 def ranked(slots: Array, score: dict[int, float], n: int) -> list[int]:
-    """The `n` slots of the largest score; the scores must lie apart, so that rounding does not decide."""
+    """The `n` slots of the largest score; these must lie apart, so that rounding does not decide."""
     order = sorted(slots.tolist(), key=lambda i: -score[i])
-    values = [score[i] for i in order]
+    values = [score[i] for i in order[: n + 1]]
     assert min(-np.diff(values)) > 1e-7 * max(map(abs, values))
     return order[:n]
 
@@ -99,15 +100,37 @@ def test_ocs_takes_the_old_candidates_of_the_largest_score(kind: str, tau: float
 
 
 @BOTH
-def test_gss_takes_the_candidates_least_like_any_reference(kind: str) -> None:
+@pytest.mark.parametrize("size", [1, 6])
+def test_gss_at_the_top_takes_the_candidates_least_like_any_reference(kind: str, size: int) -> None:
     asked = session(Budget(5, 3))
     g, recorded = explicit(asked, kind), Recorded(asked)
-    policy = policies.create("gss", references=4, reference_size=6, gradients=kind)
+    policy = policies.create("gss", references=4, reference_size=size, gradients=kind, mode="top")
     for slots in batches(policy, asked):
-        looked_at, *references = np.split(recorded.slots[-1], [15, 21, 27, 33])
-        assert [len(set(part.tolist())) for part in (looked_at, *references)] == [15, 6, 6, 6, 6]
+        looked_at, *references = np.split(recorded.slots[-1], 15 + size * np.arange(4))
+        assert [len(set(part.tolist())) for part in (looked_at, *references)] == [15, size, size, size, size]
         score = {i: -max(cos(g[i], g[part].mean(0)) for part in references) for i in looked_at.tolist()}
         assert slots.tolist() == ranked(looked_at, score, 3)
+
+
+def test_gss_draws_each_candidate_in_proportion_to_one_over_its_score() -> None:
+    """All six samples are the reference, so their scores C are the same in every mini-batch."""
+    angles = np.array([0.0, 0.3, 0.8, 1.9, 2.6, 2.9])
+    g = np.stack([np.cos(angles), np.sin(angles)], 1)
+    asked = session(Budget(1, 1))
+    asked._buffer = Buffer()
+    asked._buffer.insert(torch.zeros(6, 5), [0] * 6)
+    asked.gradients = lambda slots, full=False: Gradients(torch.from_numpy(g[slots]))  # type: ignore[method-assign]
+    policy = policies.create("gss", references=1, reference_size=6)
+    weights = 1 / (1 + np.array([cos(one, g.mean(0)) for one in g]))
+    p = weights / weights.sum()
+    assert max(p) > 1.5 * min(p)
+    pairs = p[:, None] * p / (1 - p[:, None])
+    np.fill_diagonal(pairs, 0)
+    counts = np.zeros((6, 6), int)
+    for _ in range(3000):
+        counts[tuple(policy.select(asked, 2))] += 1
+    assert p_value(counts.ravel(), pairs.ravel()) > LIKELY
+    assert p_value(counts.ravel(), (1 - np.eye(6)).ravel()) < UNLIKELY
 
 
 # -- grad matching ---------------------------------------------------------------------------------------------------
@@ -140,6 +163,21 @@ def test_grad_matching_is_the_exhaustive_greedy_one(
     for k in range(3):
         members, mine = np.flatnonzero(k == LABELS), drawn[turns == k]
         assert mine.tolist() == members[exhaustive(g[members], len(mine))].tolist()
+
+
+@pytest.mark.parametrize("gram", [0, 4096])
+def test_grad_matching_without_balance_matches_the_mean_of_the_buffer(
+    gram: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grad_matching, "_GRAM", gram)
+    asked = session(Budget(5, 5))
+    g = explicit(asked, "last_layer")
+    g /= np.linalg.norm(g, axis=1, keepdims=True) + 1e-8
+    policy = policies.create("grad_matching", balanced=False)
+    assert not policy.balanced
+    drawn = np.concatenate(list(batches(policy, asked)))
+    assert drawn.tolist() == exhaustive(g, 20) + drawn[:5].tolist()
+    assert asked.costs.selection_forward == len(LABELS)
 
 
 def test_matching_comes_nearer_to_the_mean_than_chance() -> None:
@@ -190,7 +228,9 @@ def test_costs_are_as_stated(
 @pytest.mark.parametrize("name", NAMES)
 def test_the_gradients_show_in_the_repr_and_no_others_are_taken(name: str) -> None:
     assert "gradients='last_layer'" in repr(policies.create(name))
-    assert policies.get(name).family == "gradient"
+    part = policies.get(name)
+    assert part.family == "gradient" and "last layer's weight; of all trainable parameters if full" in part.cost
+    assert "those of the last layer's weight" in str(part.__doc__)
     with pytest.raises(GraspError, match="gradients must be 'last_layer' or 'full', got 'half'"):
         policies.create(name, gradients="half")
 
@@ -215,12 +255,14 @@ def test_settings_are_checked_when_the_policy_is_made(name: str, setting: dict[s
     [
         policies.create("ocs", tau=0.0, candidates_per_pick=1),
         policies.create("gss", references=1, reference_size=1, candidates_per_pick=1),
-        policies.create("gss", references=2, reference_size=3, candidates_per_pick=2, gradients="full"),
+        policies.create("gss", references=2, reference_size=3, candidates_per_pick=2, gradients="full", mode="top"),
         policies.create("ocs", candidates_per_pick=2, gradients="full"),
         policies.create("grad_matching", gradients="full"),
+        policies.create("grad_matching", balanced=False),
     ],
     ids=repr,
 )
 @pytest.mark.usefixtures("fewer_sessions")
 def test_other_settings_keep_the_contract(policy: Policy) -> None:
-    check_policy(policy)
+    globally = policy == policies.create("grad_matching", balanced=False)
+    check_policy(policy, random=not globally)  # without ties its order is the same for every seed

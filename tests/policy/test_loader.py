@@ -44,7 +44,7 @@ def filled() -> tuple[Buffer, Counting]:
         ("uniform", 0, 6),
         ("clib", 0, 6),  # its own mini-batch, before the update, in it and after it
         ("mir", 0, 3 + 5 * 3),  # three incoming samples and five candidates for each of three old ones
-        ("gss", 0, 5 * 6 + 10 * 10),  # five candidates per pick and ten references of ten
+        ("gss", 0, 5 * 6 + 10),  # five candidates per pick and ten references
         ("ocs", 0, 3 + 5 * 3),
         ("aser", 0, 3 + (2 + 2) * 4),  # three incoming samples, two candidates and two others of each class
         ("rainbow", OLD + NEW, 6),  # once for all twelve views

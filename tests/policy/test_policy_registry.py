@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,3 +89,12 @@ def test_every_policy_says_what_it_costs_and_where_it_is_from() -> None:
     for name in policies.names():
         part = policies.get(name)
         assert part.cost != "not stated" and part.source != "not stated" and part.__doc__
+
+
+def test_every_built_in_policy_says_in_one_line_what_it_follows() -> None:
+    built_in = [part for part in map(policies.get, policies.names()) if part.__module__.startswith("graspcl.policy.")]
+    assert len(built_in) >= 18
+    for part in built_in:
+        said = [line for line in (inspect.getdoc(part) or "").splitlines() if line.startswith("Follows: ")]
+        assert len(said) == 1 and said[0].endswith("."), part.name
+        assert "paper" in said[0] or "program" in said[0], part.name

@@ -12,6 +12,7 @@ from graspcl.buffer import Buffer
 from graspcl.errors import GraspError
 from graspcl.policy import Budget, Session, batches
 from graspcl.policy.rainbow import Rainbow, strided_picks
+from graspcl.policy.views import image_view, rotate
 from graspcl.testing.common import Outputs, seeded
 from graspcl.testing.policies import check_policy
 
@@ -97,10 +98,60 @@ def test_noise_is_scaled_by_the_standard_deviation() -> None:
     assert abs(float(added.std()) / 3.5 - 1) < 0.02 and abs(float(added.mean())) < 0.05
 
 
-def test_images_stay_within_their_range() -> None:
-    x = torch.arange(2 * 3 * 16).reshape(2, 3, 4, 4).to(torch.uint8) * 2
-    seen = Rainbow(noise=2.0).view(x, 3, seeded(0))
-    assert seen.shape == x.shape and 0 == float(seen.min()) < float(seen.max()) <= 255
+def test_stored_images_are_seen_in_twelve_augmentations() -> None:
+    """Exact where no chance is in it; the others are tested below."""
+    images = torch.randint(1, 256, (len(LABELS), 3, 6, 6), generator=seeded(5)).to(torch.uint8)
+    buffer = Buffer()
+    buffer.insert(images, LABELS)
+
+    class Pixels(Tiny):
+        def forward(self, inputs: torch.Tensor) -> Outputs:
+            assert inputs.dtype == torch.uint8
+            self.shown.append(inputs)
+            return Outputs(inputs.flatten(1).float(), self.head(inputs.flatten(1).float()))
+
+    network = Pixels(3 * 36)
+    Rainbow().uncertainty(Session(buffer, Budget(1, 1), np.random.default_rng(0), network, needs=Rainbow.needs))
+    assert len(network.shown) == 12
+    solarised = [torch.where(images >= least, 255 - images, images) for least in (128, 64, 32)]
+    exact = {4: images.flip(3), 5: images.flip(2), 8: 255 - images} | dict(zip((9, 10, 11), solarised, strict=True))
+    assert all(torch.equal(network.shown[number], view) for number, view in exact.items())
+
+
+@pytest.mark.parametrize(("number", "size"), [(0, 8), (1, 16), (2, 24), (3, 32)])
+def test_squares_of_four_sizes_are_cut_out_at_random_places(number: int, size: int) -> None:
+    images = torch.full((50, 2, 40, 48), 7, dtype=torch.uint8)
+    seen = image_view(images, number, seeded(0))
+    assert torch.equal(seen[:, 0], seen[:, 1]) and set(seen.unique().tolist()) == {0, 7}
+    holes = (seen[:, 0] == 0).float()
+    high, wide = holes.amax(2).sum(1), holes.amax(1).sum(1)
+    assert torch.equal(holes.sum((1, 2)), high * wide)  # rectangles
+    assert high.max() == wide.max() == size and high.min() >= size // 2 <= wide.min()  # cut off at the border
+    assert len({tuple(map(tuple, hole.nonzero()[:1].tolist())) for hole in holes}) > 30
+
+
+@pytest.mark.parametrize("shape", [(6, 6), (4, 7)])
+def test_rotations_turn_about_the_centre(shape: tuple[int, int]) -> None:
+    images = torch.randint(1, 256, (3, 2, *shape), generator=seeded(1)).to(torch.uint8)
+    angles = torch.tensor([0.0, 180.0, -180.0])
+    seen = rotate(images, angles)
+    assert torch.equal(seen[0], images[0]) and torch.equal(seen[1:], images[1:].flip(2, 3))
+    if shape[0] == shape[1]:
+        assert torch.equal(rotate(images, torch.full((3,), 90.0)), images.rot90(1, (2, 3)))
+
+
+@pytest.mark.parametrize(("number", "most"), [(6, 45), (7, 90)])
+def test_angles_are_uniform_up_to_a_bound(number: int, most: int) -> None:
+    """A bright half-plane on the right; the direction of its weight is the angle."""
+    images = torch.zeros(400, 1, 33, 33, dtype=torch.uint8)
+    images[..., 17:] = 200
+    disc = (torch.linspace(-1, 1, 33)[:, None] ** 2 + torch.linspace(-1, 1, 33)[None] ** 2) < 1
+    seen = image_view(images, number, seeded(2))[:, 0] * disc
+    x, y = (seen * torch.linspace(-1, 1, 33)).sum((1, 2)), (seen * torch.linspace(1, -1, 33)[:, None]).sum((1, 2))
+    angles = torch.rad2deg(torch.atan2(y, x))
+    assert most - 4 < float(angles.max()) < most + 2 and -most - 2 < float(angles.min()) < 4 - most
+    counts = np.histogram(angles.numpy(), bins=4, range=(-most - 2, most + 2))[0]
+    assert p_value(counts, np.full(4, 0.25)) > LIKELY
 
 
 def test_tokens_of_a_text_stand_in_for_others_of_it() -> None:

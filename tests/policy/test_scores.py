@@ -72,11 +72,21 @@ def cross_entropy(f: list[float], y: int) -> float:
     return math.log(sum(math.exp(v) for v in f)) - f[y]
 
 
+def softmax(f: list[float]) -> list[float]:
+    return [math.exp(v) / sum(math.exp(w) for w in f) for v in f]
+
+
+def margin(f: list[float], y: int) -> float:
+    return f[y] - max(v for j, v in enumerate(f) if j != y)
+
+
 DEFINITIONS: dict[str, Callable[[list[float], int], float]] = {
     "max_loss": cross_entropy,
-    "min_margin": lambda f, y: f[y] - max(v for j, v in enumerate(f) if j != y),
+    "min_margin": lambda f, y: margin(softmax(f), y),
+    "min_margin, of logits": margin,
     "min_logit_distance": lambda f, y: abs(f[y]),
-    "min_confidence": lambda f, y: math.exp(f[y]) / sum(math.exp(v) for v in f),
+    "min_logit_distance, of probabilities": lambda f, y: abs(margin(softmax(f), y)),
+    "min_confidence": lambda f, y: softmax(f)[y],
 }
 
 
@@ -100,7 +110,7 @@ def by_published_transform(s: np.ndarray, start: np.ndarray, largest: bool) -> n
     return w + (1 - w.min())
 
 
-WEIGHTINGS = {"rank": by_rank, "softmax": by_softmax, "reciprocal_shift": by_published_transform}
+WEIGHTINGS = {"rank": by_rank, "softmax": by_softmax, "published": by_published_transform}
 
 
 def pairs(weights: np.ndarray) -> np.ndarray:
@@ -122,9 +132,10 @@ def drawn_pairs(policy: Policy, opened: Session, number: int = 6000) -> np.ndarr
 # -- scores ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", BY_LOGITS)
+@pytest.mark.parametrize("name", DEFINITIONS)
 def test_scores_are_as_defined_and_refreshed_where_drawn(name: str) -> None:
-    policy, _ = begun(policies.create(name))
+    plain, *of = name.split(", of ")
+    policy, _ = begun(policies.create(plain, of=of[0]) if of else policies.create(plain))
     expected = defined(name, LOGITS)
     np.testing.assert_allclose(policy._scores, expected, rtol=1e-12)
     slots, seen = np.array([4, 1]), np.array([[3.0, 0.2, 0.1], [-1.0, 0.0, 2.5]])
@@ -136,6 +147,12 @@ def test_scores_are_as_defined_and_refreshed_where_drawn(name: str) -> None:
 def test_signed_logit_distance_is_the_logit() -> None:
     policy, _ = begun(policies.create("min_logit_distance", signed=True))
     assert policy._scores.tolist() == LOGITS.astype(np.float32)[np.arange(6), [0, 2, 2, 1, 0, 2]].tolist()
+
+
+def test_a_signed_distance_in_probabilities_is_the_margin() -> None:
+    distance, _ = begun(policies.create("min_logit_distance", signed=True, of="probabilities"))
+    margins, _ = begun(policies.create("min_margin"))
+    assert distance._scores.tolist() == margins._scores.tolist() and min(margins._scores) < 0
 
 
 def test_margins_of_a_single_class_are_alike() -> None:
@@ -238,7 +255,7 @@ def test_weights_are_monotone_in_the_score(name: str, weighting: str) -> None:
 def test_the_published_transform_is_not_monotone() -> None:
     margins = np.array([-5.0, -0.001, 0.001, 5.0])
     logits = np.stack([margins, np.zeros(4)], 1)
-    policy, opened = begun(policies.create("min_margin", weighting="reciprocal_shift"), logits, [40] * 4)
+    policy, opened = begun(policies.create("min_margin", of="logits", weighting="published"), logits, [40] * 4)
     w = policy.weights(policy._scores)
     np.testing.assert_allclose(w / w.sum(), [0.25, 0.0002, 0.50, 0.25], atol=1e-3)
     counts = np.bincount([policy.select(opened, 1)[0] for _ in range(4000)], minlength=4)
@@ -246,6 +263,11 @@ def test_the_published_transform_is_not_monotone() -> None:
     for weighting in ("rank", "softmax"):
         policy, _ = begun(policies.create("min_margin", weighting=weighting), logits, [40] * 4)
         assert (np.diff(policy.weights(policy._scores)) < 0).all()
+
+
+def test_the_former_name_of_the_published_transform_still_means_it() -> None:
+    former = policies.create("max_loss", weighting="reciprocal_shift")
+    assert former == policies.create("max_loss", weighting="published")
 
 
 # -- counts ----------------------------------------------------------------------------------------------------------
@@ -259,6 +281,19 @@ def test_min_rehearsal_counts_draws_within_a_session() -> None:
     assert p_value(counts.ravel(), pairs(1 / np.array([1, 1, 3, 1, 1, 2])).ravel()) > LIKELY
     policy.begin(opened)
     assert policy._scores.tolist() == [1] * 6
+
+
+def test_published_counts_are_lowered_until_the_smallest_is_one() -> None:
+    policy, _ = begun(policies.create("min_rehearsal", weighting="published"), LOGITS[:3], LABELS[:3])
+    policy.observe(np.array([0, 1]), None)
+    assert policy._scores.tolist() == [2, 2, 1]
+    policy.observe(np.array([0, 2]), None)
+    assert policy._scores.tolist() == [2, 1, 1]
+    assert policy._tree[3:, 1].tolist() == [1 / (2 + 1e-7), 1 / (1 + 1e-7), 1 / (1 + 1e-7)]
+    plain, _ = begun(policies.create("min_rehearsal"), LOGITS[:3], LABELS[:3])
+    for slots in ([0, 1], [0, 2]):
+        plain.observe(np.array(slots), None)
+    assert plain._tree[3:, 1].tolist() == [1 / 3, 1 / 2, 1 / 2]
 
 
 def test_min_rehearsal_by_sequences_of_mini_batches() -> None:
@@ -301,12 +336,13 @@ def test_min_rehearsal_at_the_top_shows_all_before_any_again() -> None:
 # -- the rest of the contract ----------------------------------------------------------------------------------------
 
 
-OTHERS = ({"mode": "top"}, {"weighting": "softmax"}, {"weighting": "reciprocal_shift"})
+OTHERS = ({"mode": "top"}, {"weighting": "softmax"}, {"weighting": "published"})
 ALWAYS = [
     ("min_rehearsal", {"mode": "top"}),
+    ("min_rehearsal", {"weighting": "published"}),
     ("min_margin", {"mode": "top"}),
     ("min_margin", {"weighting": "softmax"}),
-    ("max_loss", {"weighting": "reciprocal_shift"}),
+    ("max_loss", {"weighting": "published"}),
 ]
 # All others run the same code with another formula for the score.
 MORE = [one for one in itertools.product(BY_LOGITS, OTHERS) if one not in ALWAYS]
@@ -404,5 +440,5 @@ def test_feedback_changes_a_few_nodes_of_the_tree_however_many_samples_are_store
     policy, opened = begun(policies.create("min_margin", **parameters), rng.normal(size=(stored, 3)), labels)
     tree, before = policy._tree, policy._tree.copy()
     policy.observe(policy.select(opened, 64), told(rng.normal(size=(64, 3))))
-    assert policy._tree is tree  # updated in place, where `reciprocal_shift` builds a new one in O(N)
+    assert policy._tree is tree  # updated in place, where `published` builds a new one in O(N)
     assert 64 <= (tree != before).any(1).sum() <= 64 * math.ceil(math.log2(2 * stored))

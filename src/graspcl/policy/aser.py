@@ -20,6 +20,8 @@ class Aser(IncomingPolicy):
     s_j(i) is the Shapley value of candidate i when j is classified by its `k` nearest neighbours. Candidates are
     `n_smp_cls` old samples of each class, or more if more are to be chosen; `n_smp_cls` others represent the old ones.
     "asv" takes max_j and min_j instead of the means. "neg_sv" is minus the sum over incoming samples alone.
+
+    Follows: the program of Shim et al. (scores, k, `n_smp_cls`), as the paper does.
     """
 
     k: Count = 3

@@ -19,6 +19,8 @@ class Clib(Policy):
     The importance I starts as the mean of the measured samples of the class, or 0, and stays with a sample across
     sessions. Of `candidates_per_pick` · n uniform candidates, a mini-batch takes n without replacement: with
     p ~ exp(standardised I) ("proportional"), or the largest I ("top"). Losses are those of eval mode.
+
+    Follows: the paper (a sample's loss decrease); the program of Koh et al. (decay) measures that of the memory.
     """
 
     decay: Annotated[float, Range(0, 1, below=True)] = 0.9

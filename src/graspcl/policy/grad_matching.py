@@ -1,4 +1,4 @@
-"""Grad matching: per class, samples whose gradients add up to that of the class."""
+"""Grad matching: samples whose gradients add up to that of their class, or to that of the buffer."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from graspcl.checks import Array
 from graspcl.policy.drawing import draws_per_class, round_robin
-from graspcl.policy.gradients import Gradients, Kind
+from graspcl.policy.gradients import BACKWARD, Gradients, Kind
 from graspcl.policy.policy import PlannedPolicy, policies
 from graspcl.policy.session import Session
 
@@ -21,25 +21,32 @@ class GradMatching(PlannedPolicy):
     g_i is the normalised gradient of sample i, g / (|g| + 1e-8). ḡ is the mean over the class and S the sum of the
     draws so far. When all of a class was drawn, the order repeats. Only ties, and which class comes first in a round,
     are random. The gradients of one class at a time are in memory.
+
+    `balanced=False` matches the mean of the whole buffer instead, over all samples and without regard to classes. All
+    gradients are then in memory, and a draw costs one product with each of them.
+
+    `gradients` are those of the last layer's weight, or with "full" those of all trainable parameters.
+
+    Follows: the program of Borsos et al., as the paper does, but per class; theirs is `balanced=False`.
     """
 
     gradients: Kind = "last_layer"
+    balanced: bool = True
 
     needs = frozenset({"labels", "gradients"})
-    balanced = True
     family = "gradient"
-    cost = "one forward pass over the buffer per session; with full gradients also one backward"
+    cost = f"one forward pass over the buffer per session; {BACKWARD}"
     source = "Campbell & Broderick 2019; per class, without weights, as in Borsos et al. 2020 and Yoon et al. 2022"
 
     def plan(self, session: Session) -> Array:
-        groups, rng, drawn = session.groups, session.rng, []
-        each = draws_per_class(groups.number, session.budget.samples)
-        for k, draws in zip(rng.permutation(groups.number), each, strict=True):
+        groups, rng, drawn = session.groups.each if self.balanced else [np.arange(len(session))], session.rng, []
+        each = draws_per_class(len(groups), session.budget.samples)
+        for k, draws in zip(rng.permutation(len(groups)), each, strict=True):
             if draws:
-                members = rng.permutation(groups.each[k])
+                members = rng.permutation(groups[k])
                 g = session.gradients(members, full=self.gradients == "full").normalised()
                 drawn.append(np.resize(members[matching_order(g, min(draws, len(g)))], draws))
-        return round_robin(np.concatenate(drawn), groups.number)
+        return round_robin(np.concatenate(drawn), len(groups))
 
 
 def matching_order(g: Gradients, number: int) -> Array:

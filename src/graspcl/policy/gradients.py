@@ -1,7 +1,7 @@
 """Per-sample gradients as factors, for the policies that compare them: GSS, OCS and grad matching.
 
 Inner products are computed without forming the gradients. The policies' parameter `gradients` selects the parameters:
-"last_layer", in closed form, or "full" for all trainable ones.
+"last_layer", the weight of the last layer without its bias, in closed form; or "full", all trainable parameters.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Kind = Literal["last_layer", "full"]
 
 _BLOCK = 2048  # rows of a product that are summed at once
-BACKWARD = "with full gradients as many backward ones"
+BACKWARD = "gradients of the last layer's weight; of all trainable parameters if full, with as many backward passes"
 
 
 class Gradients:

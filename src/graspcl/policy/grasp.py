@@ -40,6 +40,8 @@ class Grasp(ByDistance):
     Distances to the class prototypes are measured once per session ("fresh", as in the paper) or "remembered" from when
     samples were last seen, which needs no forward pass over the buffer (see `ByDistance`). A drawn sample is unlikely
     to come again before the others of its class.
+
+    Follows: the paper, Algorithm 1; ε and new distances in each session are those of the reference program.
     """
 
     eps: Positive = 1e-7

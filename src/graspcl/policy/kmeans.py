@@ -19,6 +19,8 @@ class KMeans(PlannedPolicy):
 
     m are the `clusters` centres that k-means finds among the unit-length embeddings of the class. A sample that is its
     own cluster has d = 0 and, since ε is small, takes almost all draws of its class, as in the published code.
+
+    Follows: the paper; clusters, lengths and ε are those of the reference program.
     """
 
     clusters: Count = 3

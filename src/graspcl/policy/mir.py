@@ -15,6 +15,8 @@ class Mir(IncomingPolicy):
 
     Candidates are uniform old samples: `candidates_per_pick` for each that is chosen, or `candidates` in all. The step
     is a plain gradient step without momentum, at the rate η of the next update.
+
+    Follows: the program of Aljundi et al. (score, 5 candidates per pick); the reference program pairs neighbours.
     """
 
     candidates_per_pick: Count = 5

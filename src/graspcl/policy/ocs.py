@@ -19,6 +19,10 @@ class Ocs(IncomingPolicy):
     g_i are the gradients of `candidates_per_pick` · k random old samples, ḡ is their mean, and j runs over all of them,
     including i. g_ref is the mean gradient of the incoming samples. The published method picks from the stream with the
     memory as reference; here it picks from the memory, with the stream as reference.
+
+    `gradients` are those of the last layer's weight, or with "full" those of all trainable parameters.
+
+    Follows: the program of Yoon et al. (score, τ); the paper names the first two terms only, which is `tau=0`.
     """
 
     tau: float = 1000.0

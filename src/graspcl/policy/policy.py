@@ -41,11 +41,14 @@ class Policy:
 
     Write a policy as a dataclass. Its fields are its parameters: `repr`, the command line and `clone` know them, and
     their annotations are checked (see `graspcl.checks`). All other attributes are the policy's state.
+
+    A built-in policy says after "Follows:" what it takes from "the paper" (Harun et al. 2024), from "the reference
+    program" (the paper's own), and from the program of the policy's authors.
     """
 
     name: ClassVar[str] = ""
     needs: ClassVar[Set[str]] = frozenset({"labels"})  # names from QUANTITIES; the session refuses everything else
-    balanced: ClassVar[bool] = False  # over a session, every class gets the same number of draws, within one
+    balanced: bool = False  # over a session, every class gets the same number of draws, within one
     family: ClassVar[str] = "own"  # the heading in tables
     cost: ClassVar[str] = "not stated"
     source: ClassVar[str] = "not stated"

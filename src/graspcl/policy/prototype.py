@@ -189,7 +189,10 @@ class ByDistance(PlannedPolicy):
 @policies.register("mof", "easy_biased")
 @dataclass
 class Mof(ByDistance):
-    """Mean of features, easy-biased: p ~ 1 / (d + ε), near the class mean first, throughout the session."""
+    """Mean of features, easy-biased: p ~ 1 / (d + ε), near the class mean first, throughout the session.
+
+    Follows: the paper and the reference program, which rehearse by the rule; its authors store by it.
+    """
 
     eps: Positive = 1e-7
 
@@ -202,7 +205,10 @@ class Mof(ByDistance):
 @policies.register("hard_biased")
 @dataclass
 class HardBiased(ByDistance):
-    """Hard-biased: p ~ d, far from the class mean first, throughout the session."""
+    """Hard-biased: p ~ d, far from the class mean first, throughout the session.
+
+    Follows: the paper and the reference program.
+    """
 
     source = "Harun et al. 2024, section 4.3"
 

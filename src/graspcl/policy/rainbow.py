@@ -13,6 +13,7 @@ from graspcl.padding import unpadded
 from graspcl.policy.drawing import draws_per_class, round_robin
 from graspcl.policy.policy import PlannedPolicy, policies
 from graspcl.policy.session import Session
+from graspcl.policy.views import image_view
 
 # With and without a flip these make twelve views. The n-th view of every sample is moved in the same way.
 _SHIFTS = ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0), (1, 1))
@@ -23,10 +24,16 @@ _SHIFTS = ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0), (1, 1))
 class Rainbow(PlannedPolicy):
     """u = 1 - max_c #{views predicted as c} / A; each class, sorted by u, gives every ⌊N_c / m⌋-th sample, m in all.
 
-    The A `views` are perturbed latents: channels (or dimensions) are dropped with probability `dropout`, and noise of
-    `noise` times their standard deviation is added. Feature maps are also flipped and shifted by a place. Token ids are
-    replaced, instead of dropped, by others of the same text. A class that must give more draws than it has samples
-    gives whole passes and a stride for the rest. Picks come in random order.
+    What the A `views` are depends on what is stored:
+    - images (bytes [n, C, H, W], as in veridical rehearsal): twelve augmentations, see `graspcl.policy.views`.
+    - latents: channels (or dimensions) are dropped with probability `dropout`, and noise of `noise` times their
+      standard deviation is added. Feature maps are also flipped and shifted by a place.
+    - token ids: with probability `dropout`, a token is replaced by another of the same text.
+
+    A class that must give more draws than it has samples gives whole passes and a stride for the rest. Picks come in
+    random order.
+
+    Follows: the program of Bang et al. (views, stride), as the paper does; views of latents are the library's own.
     """
 
     views: Count = 12
@@ -59,12 +66,14 @@ class Rainbow(PlannedPolicy):
         return np.concatenate(u)
 
     def view(self, x: torch.Tensor, number: int, generator: torch.Generator) -> torch.Tensor:
-        """Return a view of latents [n, D] or [n, C, H, W]. `number` decides flip and shift, the rest is random."""
-        if x.dtype == torch.uint8:  # bytes of images become floats in 0..255
+        """Return the view `number` of stored samples [n, …]: images, latents [n, D] or [n, C, H, W], or token ids."""
+        if x.dtype == torch.uint8 and x.ndim == 4:
+            return image_view(x, number, generator)
+        if x.dtype == torch.uint8:  # other bytes become floats in 0..255
             return self.view(x.float(), number, generator).clamp(0, 255)
         if not x.is_floating_point():
             return self._other_tokens(x, generator)
-        if x.ndim == 4:
+        if x.ndim == 4:  # `number` decides flip and shift; the rest is random
             x = x.flip(3) if number % 2 else x
             x = x.roll(_SHIFTS[number // 2 % len(_SHIFTS)], dims=(2, 3))
         kept = torch.rand(*x.shape[:2], *[1] * (x.ndim - 2), generator=generator) >= self.dropout

@@ -45,7 +45,7 @@ class _ByScore(Policy):
 
     def weights(self, scores: Array) -> Array:
         """Return weights ≥ 0 [n] of samples with these scores [n]."""
-        return 1 / scores
+        raise GraspError(f"policy {type(self).__name__} must define weights(scores)")
 
     def _set_all(self, scores: Array) -> None:
         self._scores = scores
@@ -76,17 +76,22 @@ class _ByLogits(_ByScore):
     - "rank": w = N + 1/2 - r, where r counts the scores at session start that come before this one, ties as half. So
       the weights start as N, N-1, …, 1. A later score gets the rank it would have had at the start.
     - "softmax": w = exp(∓s / (σ · temperature)), where σ is the standard deviation of the scores at session start.
-    - "reciprocal_shift": w = 1 / (s + 1e-7), or w = s for `max_loss`; then w + 1 - min w, recomputed in O(N) for each
+    - "published": w = 1 / (s + 1e-7), or w = s for `max_loss`; then w + 1 - min w, recomputed in O(N) for each
       mini-batch, as for the published numbers. It is not monotone where scores have a sign: margins of
       (-5, -0.001, 0.001, 5) get probabilities of (0.25, 0.0002, 0.50, 0.25). A slightly wrong sample is hardly ever
-      drawn, and a very wrong one no more often than a very right one.
+      drawn, and a very wrong one no more often than a very right one. "reciprocal_shift" is its former name.
     """
 
-    weighting: Literal["rank", "softmax", "reciprocal_shift"] = "rank"
+    weighting: Literal["rank", "softmax", "published", "reciprocal_shift"] = "rank"
     temperature: Positive = 1.0
 
     needs = frozenset({"labels", "logits", "feedback"})
     cost = "one forward pass over the buffer per session"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.weighting == "reciprocal_shift":
+            self.weighting = "published"
 
     def score(self, logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Return the scores [n] of samples with these logits [n, K] and correct columns `rows` [n]."""
@@ -102,7 +107,7 @@ class _ByLogits(_ByScore):
     def observe(self, slots: Array, outputs: Any) -> None:
         # Cross-entropy, too, comes from the logits: a learner's own loss may have another scale.
         self._scores[slots] = self._checked_scores(outputs.logits, slots)
-        if self.mode == "proportional" and self.weighting == "reciprocal_shift":  # one new score changes all weights
+        if self.mode == "proportional" and self.weighting == "published":  # one new score changes all weights
             self._set_all(self._scores)
         else:
             self._update(slots)
@@ -145,6 +150,8 @@ class MaxLoss(_ByLogits):
     """Large cross-entropy first: s = log Σ_j exp f_j - f_y.
 
     By rank this is the order of `min_confidence`, as p_y = exp(-s); by value the two differ.
+
+    Follows: the paper (score); the reference program with `weighting="published"`.
     """
 
     largest = True
@@ -157,43 +164,55 @@ class MaxLoss(_ByLogits):
 @policies.register("min_margin")
 @dataclass
 class MinMargin(_ByLogits):
-    """Small margin first: s = f_y - max_{j≠y} f_j, below 0 where the network is wrong; 0 with a single class."""
+    """Small margin first: s = p_y - max_{j≠y} p_j, below 0 where the network is wrong; 0 with a single class.
+
+    `of="logits"` takes the logits f instead of the probabilities p.
+
+    Follows: the paper (probabilities); the reference program with `of="logits", weighting="published"`.
+    """
+
+    of: Literal["probabilities", "logits"] = "probabilities"
 
     source = "Scheffer et al. 2001"
 
     def score(self, logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        if logits.shape[1] == 1:
-            return logits.new_zeros(len(logits))
-        rivals = logits.scatter(1, rows[:, None], -torch.inf)
-        return logits.gather(1, rows[:, None])[:, 0] - rivals.amax(1)
+        return _margins(torch.softmax(logits, dim=1) if self.of == "probabilities" else logits, rows)
 
 
 @policies.register("min_logit_distance")
 @dataclass
 class MinLogitDistance(_ByLogits):
-    """Near the hyperplane of its own class first: s = |f_y|, or with `signed` s = f_y.
+    """Near the decision boundary first: s = |f_y|, the distance to the hyperplane of its own class.
 
-    Unsigned (as published), a sample far on the wrong side counts as far. Signed, it comes first.
+    `of="probabilities"` takes s = |p_y - max_{j≠y} p_j|, the distance to the strongest other class. Unsigned (as
+    published), a sample far on the wrong side counts as far. With `signed`, s keeps its sign, and such a sample comes
+    first. A cosine head has rows of length 1; for other heads |f_y| is the distance times the length of the row.
+
+    Follows: the reference program (score), and with `weighting="published"` its draws; the paper has no formula.
     """
 
     signed: bool = False
+    of: Literal["logits", "probabilities"] = "logits"
 
     source = "Chaudhry et al. 2018"
 
     def score(self, logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        right = logits.gather(1, rows[:, None])[:, 0]
-        return right if self.signed else right.abs()
+        s = _own(logits, rows) if self.of == "logits" else _margins(torch.softmax(logits, dim=1), rows)
+        return s if self.signed else s.abs()
 
 
 @policies.register("min_confidence")
 @dataclass
 class MinConfidence(_ByLogits):
-    """Small probability of the right class first: s = p_y = exp f_y / Σ_j exp f_j."""
+    """Small probability of the right class first: s = p_y = exp f_y / Σ_j exp f_j.
+
+    Follows: the paper (score); the reference program with `weighting="published"`.
+    """
 
     source = "Gal et al. 2017"
 
     def score(self, logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        return torch.softmax(logits, dim=1).gather(1, rows[:, None])[:, 0]
+        return _own(torch.softmax(logits, dim=1), rows)
 
 
 @policies.register("min_rehearsal")
@@ -203,8 +222,13 @@ class MinRehearsal(_ByScore):
 
     Counts start at 1 in every session, as published, so new samples have no advantage over old ones. Counts over a
     sample's whole life would spend every session on the newest samples. In mode "top" every sample is shown once, in
-    random order, before any is shown again. (The published code also lowers all counts by the smallest, less 1.)
+    random order, before any is shown again. With `weighting="published"`, all s are lowered so that the smallest is 1,
+    and w = 1 / (s + 1e-7).
+
+    Follows: the paper; counts are those of the reference program's latent runs, weights with "published".
     """
+
+    weighting: Literal["reciprocal", "published"] = "reciprocal"
 
     needs = frozenset({"feedback"})
     cost = "none"
@@ -216,3 +240,20 @@ class MinRehearsal(_ByScore):
     def observe(self, slots: Array, outputs: Any) -> None:
         np.add.at(self._scores, slots, 1)
         self._update(slots)
+        if self.weighting == "published" and (excess := self._scores.min() - 1):
+            self._set_all(self._scores - excess)
+
+    def weights(self, scores: Array) -> Array:
+        return 1 / (scores + _EPS) if self.weighting == "published" else 1 / scores
+
+
+def _own(values: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """The value of each sample's own class [n], of values [n, K]."""
+    return values.gather(1, rows[:, None])[:, 0]
+
+
+def _margins(values: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """The value of each sample's own class, minus the largest of the others [n]."""
+    if values.shape[1] == 1:
+        return values.new_zeros(len(values))
+    return _own(values, rows) - values.scatter(1, rows[:, None], -torch.inf).amax(1)

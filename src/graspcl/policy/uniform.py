@@ -13,7 +13,10 @@ from graspcl.policy.session import Session
 @policies.register("uniform")
 @dataclass
 class Uniform(PlannedPolicy):
-    """p = 1/N: each mini-batch is drawn without replacement from all samples, independently of the others."""
+    """p = 1/N: each mini-batch is drawn without replacement from all samples, independently of the others.
+
+    Follows: the paper and the reference program.
+    """
 
     needs = frozenset()
     family = "uniform"
@@ -31,6 +34,8 @@ class UniformBalanced(PlannedPolicy):
     """One sample of each class per round, uniform within the class.
 
     With replacement (as published), one pass shows only about 63 % of a class. Without, it shows all of it.
+
+    Follows: the paper and the reference program; `replace=False` is the library's own.
     """
 
     replace: bool = True
