@@ -162,6 +162,7 @@ class Buffer:
         if self._shape is None:
             raise GraspError("the buffer is empty: insert samples before fetching")
         slots = torch.as_tensor(slots, dtype=torch.int64)
+        device = torch.device(device)
         try:
             labels = torch.from_numpy(self.labels).index_select(0, slots).to(device, torch.int64)
         except IndexError:

@@ -332,10 +332,13 @@ def batches(policy: Policy, session: Session, begun: int | None = None) -> Itera
         begin(policy, session)
     session._serve(policy, started=True)
     n = session.budget.batch_size
+    if type(policy).select is PlannedPolicy.select:  # the next part of a plan, which was checked as a whole
+        for _ in range(begun or 0, session.budget.updates):
+            yield policy.select(session, n)
+        return
     for _ in range(begun or 0, session.budget.updates):
         with selecting(session):
             slots = policy.select(session, n)
-        # A plan was checked as a whole.
         yield slots if isinstance(policy, PlannedPolicy) else checked_slots(policy, "return", slots, n, len(session))
 
 
