@@ -102,12 +102,14 @@ def test_an_update_is_remembered_against_the_running_prototype() -> None:
     for slot in (1, 0, 1):
         new = points(1, seed=20 + slot)
         policy.observe(np.array([slot]), SimpleNamespace(embedding=new))
+        policy._take_in()
         sums[5] = sums[5] + new[0].double().numpy()
         expected[slot] = distance(new[0].double().numpy(), sums[5])
         np.testing.assert_allclose(policy._known, expected, atol=1e-6)
     # What was seen before a session counts a tenth in it.
     assert policy.measured(session_of(buffer, policy)).tolist() == policy._known.tolist()
     policy.observe(np.array([2]), SimpleNamespace(embedding=points(1, seed=30)))
+    policy._take_in()
     late = points(1, seed=30)[0].double().numpy()
     assert policy._known[2].item() == pytest.approx(distance(late, 0.1 * z[2] + late), abs=1e-6)
 
@@ -119,6 +121,7 @@ def distance(z: Any, q: Any) -> float:
 def test_samples_keep_their_distance_in_another_slot_and_leave_none_to_their_successor() -> None:
     policy, buffer = Grasp(distances="remembered"), filled(capacity=8, rng=0)
     learned(policy, buffer)
+    policy._take_in()
     known = dict(zip(buffer.births.tolist(), policy._known.tolist(), strict=True))
     buffer.remove([0, 3])  # others move into their slots
     buffer.insert(points(3, seed=2), [7, 7, 1])  # the third evicts
@@ -133,6 +136,7 @@ def test_samples_keep_their_distance_in_another_slot_and_leave_none_to_their_suc
 def test_a_class_that_returns_finds_its_prototype() -> None:
     policy, buffer = Grasp(distances="remembered"), filled()
     learned(policy, buffer)
+    policy._take_in()
     before = policy._sums[2].clone()
     buffer.remove(buffer.slots_of(2))
     learned(policy, buffer)
@@ -157,7 +161,7 @@ def test_the_ranks_of_a_network_that_keeps_moving() -> None:
             generator = (turn - turn.T) * (number + step / 50) / 16
             policy.observe(slots, SimpleNamespace(embedding=z[torch.from_numpy(slots)] @ torch.matrix_exp(generator)))
     fresh = prototype_distances(z.numpy(), labels)  # turning keeps them
-    known = policy._known.numpy()
+    known = policy._known
     assert np.mean([spearmanr(known[labels == k], fresh[labels == k])[0] for k in range(4)]) > 0.85
 
 
@@ -181,6 +185,29 @@ def test_in_a_loop_reported_embeddings_are_remembered_and_others_measured_again(
     assert embed.seen == 8 + len(drawn) + len(again)
 
 
+def test_what_is_reported_is_taken_in_together_and_the_last_of_a_sample_counts() -> None:
+    policy, buffer = Grasp(distances="remembered"), filled(np.array([5, 5, 9]))
+    policy.begin(session_of(buffer, policy))
+    before, sums, reports = policy._known.copy(), policy._sums.clone(), points(8, seed=4)
+    for place, slot in enumerate([0, 1, 0, 1, 0, 1, 2, 0]):
+        assert policy._known.tolist() == before.tolist()
+        policy.observe(np.array([slot]), SimpleNamespace(embedding=reports[place : place + 1]))
+    sums[0] += reports[[0, 1, 2, 3, 4, 5, 7]].sum(0)
+    expected = [distance(reports[place].numpy(), sums[0].numpy()) for place in (7, 5)]
+    np.testing.assert_allclose(policy._known[:2], expected, atol=1e-6)
+
+
+def test_a_report_that_is_not_finite_is_measured_again() -> None:
+    policy, buffer, embed = Grasp(distances="remembered"), filled(), Embeds()
+    for batch in rehearse(buffer, policy, Budget(1, 4), embed=embed):
+        wrong = batch.x.clone()
+        wrong[1] = torch.nan
+        batch.report(torch.zeros(4, 3), wrong)
+    drawn = policy._plan[1]
+    assert len(list(rehearse(buffer, policy, Budget(1, 4), embed=embed))) == 1
+    assert embed.seen == 8 + 1 and np.isfinite(policy._known[drawn]) and policy._sums.isfinite().all()
+
+
 def test_embeddings_of_another_length_are_refused() -> None:
     batch = next(rehearse(filled(), Grasp(distances="remembered"), Budget(1, 4), embed=Embeds()))
     with pytest.raises(GraspError, match=r"report takes embeddings of shape \(4, dimensions\), got \(3, 4\)"):
@@ -194,6 +221,14 @@ def test_embeddings_without_a_direction_are_named(bad: float, message: str) -> N
 
     with pytest.raises(GraspError, match=rf"{message}.*rows \[5\]"):
         next(rehearse(filled(), Grasp(distances="remembered"), Budget(1, 4), embed=embed))
+
+
+def test_a_new_sample_without_a_direction_is_named_by_its_slot() -> None:
+    policy, buffer = Grasp(distances="remembered"), filled()
+    learned(policy, buffer)
+    buffer.insert(torch.cat([points(1, seed=2), torch.zeros(1, 4)]), [7, 7])
+    with pytest.raises(GraspError, match=r"1 of 2 embeddings are all zero \(rows \[9\]\)"):
+        policy.begin(session_of(buffer, policy, network=Embeds()))
 
 
 # -- with learners ---------------------------------------------------------------------------------------------------
@@ -219,12 +254,12 @@ def test_a_learner_with_outputs_of_new_samples_gives_them_for_nothing() -> None:
         for chunk in (slice(begin, begin + 15), slice(begin + 15, begin + 30)):
             learner.observe(INPUTS[chunk], CLASSES[chunk])
         if not begin:
-            known = learner.policy._known.numpy()
+            known = learner.policy._known
             z = learner.outputs(learner.buffer["codes"], "embedding").numpy()
             assert known[15:] == pytest.approx(prototype_distances(z, CLASSES[:30])[15:], abs=0.2)
         log = learner.rehearse(Budget(4, 16))
         assert log.costs.selection_forward == 0
-        assert learner.policy._known.isfinite().all()
+        assert np.isfinite(learner.policy._known).all()
 
 
 def test_a_learner_without_measures_new_samples_alone() -> None:

@@ -119,6 +119,8 @@ class PlannedPolicy(Policy):
     ...         return np.resize(session.births.argsort(), session.budget.samples)
     """
 
+    _plan, _next = np.empty(0, np.int64), 0  # of the last session, and how many of it were taken
+
     def plan(self, session: Session) -> Array:
         """Return `session.budget.samples` slots in the order of rehearsal. Draw with `session.rng`."""
         raise GraspError(f"policy {type(self).__name__} must define plan(session)")

@@ -6,8 +6,9 @@ seen, so that planning a session needs no forward pass over the buffer.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ _CHUNK = 2048
 _ROUNDING = 1e-12
 _ROUNDING_32 = 1e-6  # of remembered distances
 _AGEING = 0.1  # weight of what a running prototype saw before a session
+_TOGETHER = 8  # reported updates that are taken in at once
 
 
 @overload
@@ -56,7 +58,7 @@ def prototype_distances(embeddings: Any, labels: Any) -> Any:
     for part in parts:
         lengths[part] = vector_norm(z[part].double(), dim=1)
         q.index_add_(0, k[part], z[part].double())  # the sum has the direction of the mean
-    _check_directions(lengths)
+    _check_directions(lengths, np.arange(len(z)))
     # A sum that is only rounding error counts as zero, at any scale of the embeddings.
     rounding = _ROUNDING * lengths.new_zeros(len(classes)).index_add_(0, k, lengths)
     q /= torch.maximum(vector_norm(q, dim=1), rounding)[:, None]
@@ -73,13 +75,13 @@ def _tensor(values: Any) -> torch.Tensor:
     return torch.as_tensor(values).detach()
 
 
-def _check_directions(lengths: torch.Tensor) -> None:
-    """Refuse embeddings without a direction, given the lengths [N] of all."""
+def _check_directions(lengths: torch.Tensor, rows: Array) -> None:
+    """Refuse embeddings without a direction, given the lengths [n] of those in `rows` [n]."""
     zero = (lengths == 0, "are all zero", "; take them before the last activation")
     for bad, what, hint in ((~lengths.isfinite(), "hold NaN or infinity", ""), zero):
         if bad.any():
-            rows = bad.nonzero()[:5, 0].tolist()
-            raise GraspError(f"{int(bad.sum())} of {len(lengths)} embeddings {what} (rows {rows}){hint}")
+            wrong = rows[bad.numpy(force=True)][:5].tolist()
+            raise GraspError(f"{int(bad.sum())} of {len(lengths)} embeddings {what} (rows {wrong}){hint}")
 
 
 @dataclass
@@ -93,8 +95,8 @@ class ByDistance(PlannedPolicy):
       a session starts: those that arrived unseen, and those whose mini-batch was not reported.
 
     A running prototype is the mean embedding of what was seen of its class; what was seen before a session counts a
-    tenth in it. Remembered distances are the policy's state, not a column of the buffer: 12 bytes per sample (with its
-    arrival number) and an embedding per class.
+    tenth in it. Remembered distances are the policy's state, not a column of the buffer: 16 bytes per sample (distance,
+    arrival number, prototype) and an embedding per class.
     """
 
     distances: Literal["fresh", "remembered"] = field(default="fresh", kw_only=True)
@@ -106,10 +108,12 @@ class ByDistance(PlannedPolicy):
 
     # What is remembered; empty until something is.
     _births = np.empty(0, np.int64)  # of the sample in each slot [N]
-    _known = torch.empty(0)  # its distance [N], NaN if unknown
-    _row_of = torch.empty(0, dtype=torch.int64)  # its row of _sums [N]
+    _known = np.empty(0, np.float32)  # its distance [N], NaN if unknown
+    _row_of = np.empty(0, np.int32)  # its row of _sums [N]
     _groups = np.empty(0, np.int64)  # classes, or other groups, that have a prototype [K], sorted
     _sums = torch.empty(0, 0)  # of embeddings [K, D]; they have the directions of the prototypes
+    _current = np.empty(0, bool)  # whether that is a distance after the last session [N]
+    _reported = cast(Sequence[tuple[Array, torch.Tensor]], ())  # slots [n] and embeddings [n, D] of the last updates
 
     @property
     def listens(self) -> bool:
@@ -119,64 +123,72 @@ class ByDistance(PlannedPolicy):
         """Return the distance of every stored sample [N] when a session starts."""
         if self.distances == "fresh":
             return session.distances
+        self._take_in()
+        trained = self._plan[: self._next]
+        trained = trained[trained < len(self._known)]
+        self._known[trained[~self._current[trained]]] = np.nan  # training on them was not reported
         self._births, self._known = session.births.copy(), self._recalled(session.births)
+        self._current = np.zeros(len(session), bool)
         self._sums = self._sums * _AGEING
-        unknown = np.flatnonzero(self._known.isnan())
+        unknown = np.flatnonzero(np.isnan(self._known))
         if len(unknown):
             z = session.embed(unknown)
-            _check_directions(vector_norm(z, dim=1, dtype=torch.float32))
-            seen = [*zip(z.split(_CHUNK), self._rows(session.group_of[unknown], z).split(_CHUNK), strict=True)]
-            for part, rows in seen:
-                self._sums.index_add_(0, rows, part.float())
-            self._known[torch.from_numpy(unknown)] = torch.cat([self._apart(*pair) for pair in seen]).cpu()
-        self._row_of = torch.from_numpy(np.searchsorted(self._groups, session.group_of))
-        return self._known.double().numpy()
-
-    def select(self, session: Session, n: int) -> Array:
-        slots = super().select(session, n)
-        if len(self._known):  # training makes the distances wrong, until `observe` knows the new ones
-            self._known[torch.from_numpy(slots)] = torch.nan
-        return slots
+            _check_directions(vector_norm(z, dim=1, dtype=torch.float32), unknown)
+            rows = self._rows(session.group_of[unknown], z)
+            parts = [*zip(z.split(_CHUNK), rows.split(_CHUNK), strict=True)]
+            for part, own in parts:
+                self._sums.index_add_(0, own, part.float())
+            self._known[unknown] = torch.cat([self._apart(*part) for part in parts]).numpy(force=True)
+        self._row_of = np.searchsorted(self._groups, session.group_of).astype(np.int32)
+        return self._known.astype(np.float64)
 
     def observe(self, slots: Array, outputs: Any) -> None:
-        z = outputs.embedding
-        if len(self._known) and z.shape[1]:
-            self._known, self._row_of = self._known.to(z.device), self._row_of.to(z.device)
-            where = torch.from_numpy(slots).to(z.device)
-            self._known[where] = self._see(z, self._row_of[where])
+        if len(self._known) and outputs.embedding.shape[1]:
+            self._reported = [*self._reported, (slots, outputs.embedding)]
+            if len(self._reported) == _TOGETHER:
+                self._take_in()
 
     def observe_new(self, slots: Array, births: Array, labels: Array, outputs: Any) -> None:
-        z = outputs.embedding
         if self.distances == "remembered" and len(slots):
+            self._take_in()
             missing = max(0, int(slots.max()) + 1 - len(self._births))
             self._births = np.append(self._births, np.full(missing, -1))
-            self._known = torch.cat([self._known.to(z.device), z.new_full((missing,), torch.nan, dtype=torch.float32)])
+            self._known = np.append(self._known, np.full(missing, np.nan, np.float32))
+            self._current = np.append(self._current, np.zeros(missing, bool))
             self._births[slots] = births
-            self._known[torch.from_numpy(slots).to(z.device)] = self._see(z, self._rows(labels, z))
+            self._remember(slots, outputs.embedding, self._rows(labels, outputs.embedding))
 
-    def _recalled(self, births: Array) -> torch.Tensor:
+    def _take_in(self) -> None:
+        """Take in what was reported. Several updates at once cost little more than one."""
+        if self._reported:
+            slots, z = np.concatenate([one for one, _ in self._reported]), torch.cat([one for _, one in self._reported])
+            self._remember(slots, z, torch.from_numpy(self._row_of[slots]).to(z.device))
+            self._reported = ()
+
+    def _remember(self, slots: Array, z: torch.Tensor, rows: torch.Tensor) -> None:
+        """Move the prototypes in `rows` [n] by embeddings z [n, D] of `slots` [n]; remember the distances to them."""
+        finite = z.isfinite().all(1)
+        z = torch.where(finite[:, None], z, 0).float()
+        self._sums = self._sums.to(z.device).index_add(0, rows, z)
+        self._known[slots] = torch.where(finite, self._apart(z, rows), torch.nan).numpy(force=True)
+        self._current[slots] = True
+
+    def _recalled(self, births: Array) -> Array:
         """Look up the distances of samples by their births [N], which identify them in any slot; NaN if unknown."""
-        found, known = np.full(len(births), np.nan, np.float32), self._known.numpy(force=True)
-        old = np.flatnonzero(~np.isnan(known))
+        found = np.full(len(births), np.nan, np.float32)
+        old = np.flatnonzero(~np.isnan(self._known))
         _, before, now = np.intersect1d(self._births[old], births, assume_unique=True, return_indices=True)
-        found[now] = known[old[before]]
-        return torch.from_numpy(found)
+        found[now] = self._known[old[before]]
+        return found
 
     def _rows(self, groups: Array, z: torch.Tensor) -> torch.Tensor:
         """Return the prototypes' rows of `groups` [n]; new groups get one, as wide as embeddings z."""
         known = np.union1d(self._groups, groups)
-        if len(known) > len(self._groups):
-            sums = torch.zeros(len(known), z.shape[1], device=z.device)
-            before = self._sums.to(z.device).reshape(len(self._groups), z.shape[1])
-            sums[torch.from_numpy(np.searchsorted(known, self._groups))] = before
-            self._groups, self._sums = known, sums
+        sums = torch.zeros(len(known), z.shape[1], device=z.device)
+        before = self._sums.to(z.device).reshape(len(self._groups), z.shape[1])
+        sums[torch.from_numpy(np.searchsorted(known, self._groups))] = before
+        self._groups, self._sums = known, sums
         return torch.from_numpy(np.searchsorted(self._groups, groups)).to(z.device)
-
-    def _see(self, z: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Move the prototypes by embeddings z [n, D] of `rows` [n]; return the distances to them, float32 [n]."""
-        self._sums = self._sums.to(z.device)
-        self._sums.index_add_(0, rows, z.float())
-        return self._apart(z, rows)
 
     def _apart(self, z: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Return the distances of embeddings z [n, D] to the prototypes in `rows` [n], float32 [n]."""
