@@ -1,7 +1,8 @@
 """How speed is measured: subject and baseline in turn, in CPU seconds of this process, as one ratio per round.
 
 Load changes from second to second, and both sides of a round see the same load. CPU seconds do not count the time in
-which other programs run. One thread is used, because threads that wait for each other spend CPU seconds, too.
+which other programs run; those of all threads add up. torch uses one thread, because threads that wait for each other
+spend CPU seconds, too.
 """
 
 from __future__ import annotations
