@@ -201,7 +201,7 @@ def test_rows_take_the_parameters_behind_the_published_numbers(tmp_path, which, 
     assert [text != "–" for text in ours(table, method)][2:] == 3 * [not said]
     assert (f"differs in {said}." in table.caption) if said else f"Our runs: {name} (" in table.caption
     needed = {"table-2": "min_margin(of=logits, weighting=published)", "table-3": "grad_matching(balanced=false)"}
-    assert f"take only runs with them: {needed[which]}" in table.caption.replace(
+    assert f"parameters of the published numbers: {needed[which]}" in table.caption.replace(
         "min_confidence(weighting=published), ", ""
     )
 

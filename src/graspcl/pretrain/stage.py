@@ -134,12 +134,13 @@ class Lars(torch.optim.SGD):
                 group["weight_decay"] = decay
 
 
-def _scale(weights: list[torch.nn.Parameter], decay: float) -> None:
+def _scale(weights: list[Any], decay: float) -> None:
     """Turn the gradients of `weights` into those of `Lars`."""
     if not weights:
         return
     gradients = [one.grad for one in weights]
     sizes, lengths = torch.stack(torch._foreach_norm(weights)), torch.stack(torch._foreach_norm(gradients))
     factors = torch.where(sizes > 0, _TRUST * sizes / (lengths + decay * sizes), 1.0)
+    factors = torch.where(lengths > 0, factors, 0.0)  # a gradient of 0 stays 0
     torch._foreach_add_(gradients, weights, alpha=decay)
-    torch._foreach_mul_(gradients, list(torch.where(lengths > 0, factors, 0.0).unbind()))  # a gradient of 0 stays 0
+    torch._foreach_mul_(gradients, list(factors.unbind()))

@@ -109,7 +109,7 @@ def paper_table(experiments: Sequence[Experiment], which: str) -> Table:
             cells += [published_cell, our_cell]
     captions = [f"{table['title']}. Published: mean ± standard deviation, as printed. Ours: {INTERVAL}."]
     if named := [_policy(row) for row in table["rows"] if "parameters" in row]:
-        captions.append(f"Rows whose published numbers need parameters take only runs with them: {', '.join(named)}.")
+        captions.append(f"Some rows take only runs with the parameters of the published numbers: {', '.join(named)}.")
     captions.append(f"Our runs: {'; '.join(sorted(used))}." if used else _why_none(experiments, table))
     title = table.get("place", which.replace("-", " ").capitalize())
     caption = " ".join([*captions, table.get("note", "")]).strip()
