@@ -259,6 +259,21 @@ def test_a_restored_reservoir_of_bytes_goes_on_as_before() -> None:
         assert first.ids.tolist() == second.ids.tolist()
 
 
+def test_a_reservoir_of_bytes_of_an_earlier_version_goes_on_uniformly() -> None:
+    """Its state does not say how likely the stored samples were kept: 3 of 120, so few newcomers replace them."""
+    rng, newcomers = np.random.default_rng(3), 0
+    for _ in range(200):
+        first, second = by_bytes(3, rng), by_bytes(3, rng)
+        for _ in range(20):
+            first.insert([bytes(200)] * 6, [0] * 6)
+        assert len(first) == 3
+        second.load_state_dict({**first.state_dict(), "maintenance": {}})
+        assert (second.maintenance._level, second.maintenance._compared) == (3 / 120, 120)
+        second.insert([bytes(200)] * 6, [0] * 6)
+        newcomers += int((second.ids >= 120).sum())
+    assert newcomers / 200 == pytest.approx(3 * 6 / 126, abs=0.1)  # 2 if old and new counted the same
+
+
 def test_compress_of_largest_class_takes_from_the_largest() -> None:
     buffer = Buffer(10)
     buffer.insert_codes(np.zeros((23, 1), np.uint8), [0] * 15 + [1] * 6 + [2] * 2, overflow=True)

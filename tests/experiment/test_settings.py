@@ -19,6 +19,7 @@ from graspcl.cli.experiments import run, show, sweep
 from graspcl.cli.options import parse_settings, resolve
 from graspcl.data import Samples
 from graspcl.errors import GraspError
+from graspcl.experiment.folder import RunFolder
 from graspcl.experiment.prepare import arrange, open_data
 from graspcl.learner import Optimiser
 from graspcl.model import Execution
@@ -266,6 +267,39 @@ def test_a_mobilevit_of_an_earlier_run_keeps_its_form():
     assert from_plain({"network": "mobilevit_s"}).network == Part("mobilevit_s")
 
 
+@pytest.mark.parametrize(
+    ("policy", "former"),
+    [
+        ({"name": "gss"}, {"mode": "top", "reference_size": 10}),
+        ({"name": "gss", "reference_size": 3}, {"mode": "top", "reference_size": 3}),
+        ({"name": "min_margin"}, {"of": "logits"}),
+        ({"name": "grasp"}, {}),
+    ],
+)
+def test_a_policy_of_an_earlier_run_is_the_one_it_was(policy, former, tmp_path):
+    """So its finished run is not taken for one of today's policy."""
+    plain = as_plain(from_plain({"policy": policy}))
+    old = {**plain, "base": {"method": "none", "epochs": 50, "batch_size": 256, "lr": 0.2, "passes": 0.0}}
+    (tmp_path / "config.toml").write_text(tomli_w.dumps(old))
+    folder, today = RunFolder(tmp_path), from_plain({"policy": policy})
+    assert folder.config().policy == Part(policy["name"], former)
+    assert folder.holds(dataclasses.replace(today, policy=Part(policy["name"], former)))
+    assert {"name": today.policy.name, **today.policy.parameters} == policy
+    if today.policy.parameters != former:
+        with pytest.raises(GraspError, match=r"has a run with other settings \(policy\)"):
+            folder.holds(today)
+
+
+def test_reciprocal_shift_is_the_former_name_of_published(tmp_path):
+    former, today = (
+        change(Config(), {"policy": f"max_loss(weighting={name})"}) for name in ("reciprocal_shift", "published")
+    )
+    assert former == today and former.path == today.path
+    old = {**as_plain(today), "policy": {"name": "max_loss", "weighting": "reciprocal_shift"}}
+    (tmp_path / "config.toml").write_text(tomli_w.dumps(old))
+    assert RunFolder(tmp_path).holds(today)
+
+
 # -- mistakes ----------------------------------------------------------------------------------------------------------
 
 
@@ -289,6 +323,7 @@ def test_a_mobilevit_of_an_earlier_run_keeps_its_form():
         ({"stream.blurry": 1}, r"stream.blurry must be a number in \[0, 1\), got 1.0"),
         ({"base.stages": 3}, "base.stages must be a list such as swav"),
         ({"base.epochs": 3}, "no setting 'base.epochs'; write --base.stages 'supervised"),
+        ({"base.weights": "a.pth"}, r"no setting 'base.weights'; write --base.stages 'weights\(file=FILE\)'"),
         ({"optimiser.lr": "fast"}, "optimiser.lr must be a positive number, got 'fast'"),
         ({"optimiser.lr": -1}, "optimiser.lr must be a positive number, got -1"),
         ({"execution.compile": 1}, "execution.compile must be true or false, got 1"),

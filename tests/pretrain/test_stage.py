@@ -53,6 +53,37 @@ def test_lars_by_hand() -> None:
     assert bias.item() < -2.0  # a tensor of zeros has no length: its gradient is used as it is
 
 
+def test_lars_leaves_a_gradient_of_zero_alone() -> None:
+    weight, other = (torch.tensor([3.0, 4.0], requires_grad=True) for _ in range(2))
+    optimizer = Lars([weight, other], lr=2.0, weight_decay=0.1)
+    weight.grad, other.grad = torch.zeros(2), torch.ones(2)
+    optimizer.step()
+    assert weight.tolist() == [3.0, 4.0] and other.tolist() != [3.0, 4.0]
+
+
+def test_lars_keeps_its_weight_decay_if_an_update_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.ones(2, requires_grad=True)
+    optimizer = Lars([weight], lr=2.0, weight_decay=0.1)
+
+    def interrupted(self: Any, closure: Any = None) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch.optim.SGD, "step", interrupted)
+    weight.grad = torch.ones(2)
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step()
+    assert optimizer.param_groups[0]["weight_decay"] == 0.1
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(SupervisedSettings, "crop"), (SwavSettings, "large"), (SwavSettings, "small")]
+)
+def test_the_least_share_of_a_view_comes_first(kind: Any, name: str) -> None:
+    assert getattr(kind(**{name: (0.5, 0.5)}), name) == (0.5, 0.5)
+    with pytest.raises(GraspError, match=rf"{name} must be the least and the largest share.*got \(1.0, 0.08\)"):
+        kind(**{name: (1.0, 0.08)})
+
+
 @pytest.mark.parametrize("optimiser", ["sgd", "adamw", "lars"])
 @pytest.mark.parametrize("kind", [SupervisedSettings, SwavSettings])
 def test_every_optimiser_trains_and_resumes(kind: Any, optimiser: Any) -> None:

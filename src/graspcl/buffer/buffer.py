@@ -345,7 +345,8 @@ class Buffer:
         self.capacity = state["capacity"]
         self._shape = None if state["shape"] is None else tuple(state["shape"])
         self.index.load_state_dict(state["index"])
-        self.maintenance.load_state_dict(state["maintenance"])
+        assumed = self.maintenance.assumed(self._count, self.seen)
+        self.maintenance.load_state_dict({**assumed, **state["maintenance"]})
         restore_rng(self._rng, state["rng"])
 
     # -- inside ----------------------------------------------------------------------------------------------------

@@ -138,6 +138,10 @@ class Maintenance:
         for name, value in state.items():
             setattr(self, f"_{name}", copy.deepcopy(value))
 
+    def assumed(self, count: int, seen: int) -> dict[str, Any]:
+        """Return what to assume where a state of an earlier version lacks it, for `count` samples of `seen`."""
+        return {}
+
 
 def _feature_gradients(outputs: Any, targets: torch.Tensor, head: Head) -> torch.Tensor:
     """Gradients of the loss with respect to the features. A class without a row is only pushed away from the others."""
@@ -211,6 +215,9 @@ class ReservoirRule(Maintenance):
     # For bytes. Every arrival has a random number in [0, 1), and the numbers below `_level` are those of the buffer.
     _level: float = field(default=1.0, init=False, repr=False)
     _compared: int = field(default=0, init=False, repr=False)  # arrivals that were compared with the level
+
+    def assumed(self, count: int, seen: int) -> dict[str, Any]:
+        return {"level": count / seen if seen else 1.0, "compared": seen}
 
     def replace(self, buffer: Buffer, labels: Array, rng: np.random.Generator) -> Array:
         seen = buffer.seen + 1 + np.arange(len(labels))  # counting the sample itself

@@ -96,6 +96,13 @@ class Settings:
         return kind(parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
 
 
+def check_shares(**shares: tuple[float, float]) -> None:
+    """Refuse shares of an area, each (least, largest), of which the least is above the largest."""
+    for name, (least, largest) in shares.items():
+        if least > largest:
+            raise GraspError(f"{name} must be the least and the largest share, in this order, got ({least}, {largest})")
+
+
 def because(*rows: tuple[str, bool, str]) -> dict[str, str]:
     """Return the reason for each name in the rows (names, whether they are idle, reason) that apply."""
     return {name: reason for names, idle, reason in rows if idle for name in names.split()}
@@ -110,25 +117,30 @@ class Lars(torch.optim.SGD):
     """SGD that scales the gradient of each tensor to the length of its weights (You et al. 2017).
 
     The gradient with weight decay, g + λw, is multiplied by 0.001·|w| / (|g| + λ|w|), as in the training of SwAV.
-    Tensors whose weights or gradients are zero keep their gradient.
+    A tensor whose weights or whose gradient are all zero is updated with its gradient alone: without λw and factor.
     """
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """Apply one update."""
         decays = [group["weight_decay"] for group in self.param_groups]
-        for group, decay in zip(self.param_groups, decays, strict=True):
-            weights = [one for one in group["params"] if one.grad is not None]
-            gradients = [one.grad for one in weights]
-            if not weights:
-                continue
-            sizes, lengths = torch.stack(torch._foreach_norm(weights)), torch.stack(torch._foreach_norm(gradients))
-            factors = _TRUST * sizes / (lengths + decay * sizes)
-            factors = torch.where((sizes > 0) & (lengths > 0), factors, 1.0)
-            torch._foreach_add_(gradients, weights, alpha=decay)
-            torch._foreach_mul_(gradients, list(factors.unbind()))
-            group["weight_decay"] = 0.0  # it is part of the gradient now
-        done = super().step(closure)
-        for group, decay in zip(self.param_groups, decays, strict=True):
-            group["weight_decay"] = decay
-        return done
+        try:
+            for group in self.param_groups:
+                _scale([one for one in group["params"] if one.grad is not None], group["weight_decay"])
+                group["weight_decay"] = 0.0  # it is part of the gradient now
+            return super().step(closure)
+        finally:
+            for group, decay in zip(self.param_groups, decays, strict=True):
+                group["weight_decay"] = decay
+
+
+def _scale(weights: list[Any], decay: float) -> None:
+    """Turn the gradients of `weights` into those of `Lars`."""
+    if not weights:
+        return
+    gradients = [one.grad for one in weights]
+    sizes, lengths = torch.stack(torch._foreach_norm(weights)), torch.stack(torch._foreach_norm(gradients))
+    factors = torch.where(sizes > 0, _TRUST * sizes / (lengths + decay * sizes), 1.0)
+    factors = torch.where(lengths > 0, factors, 0.0)  # a gradient of 0 stays 0
+    torch._foreach_add_(gradients, weights, alpha=decay)
+    torch._foreach_mul_(gradients, list(factors.unbind()))

@@ -16,7 +16,7 @@ from graspcl.checks import Positive, Share, checked
 from graspcl.errors import GraspError
 from graspcl.model import SplitNetwork
 from graspcl.pretrain.augment import random_views
-from graspcl.pretrain.stage import Settings, because, stages
+from graspcl.pretrain.stage import Settings, because, check_shares, stages
 from graspcl.pretrain.trainer import Int64s, Read, Trainer
 
 
@@ -33,6 +33,10 @@ class SupervisedSettings(Settings):
     cutmix_alpha: Positive = 1.0
     crop: tuple[Share, Share] = (0.08, 1.0)  # least and largest share of the area that a crop covers
     flip: Share = 0.5  # probability that an image is mirrored
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_shares(crop=self.crop)
 
     def trainer(self) -> type[Trainer[Any]]:
         return SupervisedTrainer

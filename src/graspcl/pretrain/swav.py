@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from graspcl.checks import Count, Natural, NonNegative, Positive, Range, Share, checked
 from graspcl.model import build
 from graspcl.pretrain.augment import random_blur, random_colours, random_views
-from graspcl.pretrain.stage import Settings, because, stages
+from graspcl.pretrain.stage import Settings, because, check_shares, stages
 from graspcl.pretrain.trainer import Int64s, Trainer
 
 
@@ -83,6 +83,10 @@ class SwavSettings(Settings):
     small: tuple[Share, Share] = (0.05, 0.14)
     colours: NonNegative = 1.0  # strength of random colours
     blur: Share = 0.5  # probability of blur
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_shares(large=self.large, small=self.small)
 
     def trainer(self) -> type[Trainer[Any]]:
         return SwavTrainer

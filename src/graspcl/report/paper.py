@@ -20,7 +20,8 @@ from graspcl.report.model import Experiment, Group
 from graspcl.report.read import Run, dig, flatten, number
 from graspcl.report.tables import INTERVAL, Cell, Column, Table, mean_cell, number_cell, text_cell
 
-_PARTS = ("network.", "codec.", "learner.", "buffer.maintenance.")  # whose further parameters are differences too
+# Parts whose further parameters are differences too.
+_PARTS = ("network.", "codec.", "learner.", "policy.", "buffer.maintenance.")
 _SAME_SIZE = 0.1  # a buffer within a tenth of the published size counts as equal
 _SHOWN = 4  # differences that a caption names
 
@@ -107,6 +108,8 @@ def paper_table(experiments: Sequence[Experiment], which: str) -> Table:
                 our_cell = number_cell(math.nan)
             cells += [published_cell, our_cell]
     captions = [f"{table['title']}. Published: mean ± standard deviation, as printed. Ours: {INTERVAL}."]
+    if named := [_policy(row) for row in table["rows"] if "parameters" in row]:
+        captions.append(f"Some rows take only runs with the parameters of the published numbers: {', '.join(named)}.")
     captions.append(f"Our runs: {'; '.join(sorted(used))}." if used else _why_none(experiments, table))
     title = table.get("place", which.replace("-", " ").capitalize())
     caption = " ".join([*captions, table.get("note", "")]).strip()
@@ -124,6 +127,8 @@ def _alternatives(table: Mapping[str, Any], row: Mapping[str, Any], column: Mapp
         rehearsal = about["rehearsal"]
         wanted = {**paper_settings(about["preset"], rehearsal, memory), "rehearsal": {"is": rehearsal}}
         wanted["budget.times"] = {"is": about.get("times", 1.0)}
+        policy = {"name": row["policy"], **row.get("parameters", {})}
+        wanted |= {f"policy.{name}": {"is": value} for name, value in policy.items()}
         left_out = {"gigabytes": "buffer.capacity", "any_times": "budget.times"}
         found.append({name: wanted[name] for name in wanted if name not in {left_out.get(key) for key in about}})
     return found
@@ -170,8 +175,14 @@ def _matches(group: Group, table: Mapping[str, Any], row: Mapping[str, Any], col
 
 
 def _has_policy(group: Group, row: Mapping[str, Any]) -> bool:
-    """Return whether a group has the policy of a row, with default parameters."""
-    return group.method.policy == str(row["policy"])
+    """Return whether a group has the policy of a row, with any parameters."""
+    return group.method.policy.partition("(")[0] == str(row["policy"])
+
+
+def _policy(row: Mapping[str, Any]) -> str:
+    """Return the policy of a row with its parameters, as on the command line."""
+    given = flatten(row.get("parameters", {}))
+    return f"{row['policy']}({', '.join(f'{name}={value}' for name, value in given.items())})"
 
 
 def _decisive(found: Mapping[str, str]) -> Iterator[str]:

@@ -29,6 +29,10 @@ class Part:
     name: str
     parameters: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if self.parameters.get("weighting") == "reciprocal_shift":  # its former name: one run, not two
+            object.__setattr__(self, "parameters", {**self.parameters, "weighting": "published"})
+
     def __str__(self) -> str:
         given = ", ".join(f"{key}={value}" for key, value in self.parameters.items())
         return f"{self.name}({given})" if given else self.name

@@ -161,7 +161,14 @@ def _place(name: str) -> tuple[str, str, type]:
     return (place, key, group) if group is not None and chooses else ("", "", Config)
 
 
+# Settings of before there were stages. Every run folder of that time has `base.method`, and no later one has it.
 _BEFORE_STAGES = ("base.method", "base.weights", "base.epochs", "base.batch_size", "base.lr")
+# Parts whose defaults changed when stages came, with the parameters that they had before.
+_FORMER: dict[tuple[str, str], dict[str, Any]] = {
+    ("network.name", "mobilevit_s"): {"network.frozen_norm": "batch", "network.standardised": "blocks"},
+    ("policy.name", "gss"): {"policy.mode": "top", "policy.reference_size": 10},
+    ("policy.name", "min_margin"): {"policy.of": "logits"},
+}
 
 
 def modern(settings: dict[str, Any]) -> dict[str, Any]:
@@ -179,8 +186,8 @@ def modern(settings: dict[str, Any]) -> dict[str, Any]:
     if (method := old.pop("method")) not in ("none", "weights"):
         stages.append({"name": method, "epochs": 50, "batch_size": 256, "lr": 0.2, **old})
     found = {name: value for name, value in settings.items() if name not in _BEFORE_STAGES}
-    if found.get("network.name") == "mobilevit_s":  # the form it had
-        found = {"network.frozen_norm": "batch", "network.standardised": "blocks", **found}
+    for (name, value), former in _FORMER.items():
+        found = {**former, **found} if found.get(name) == value else found
     return {**found, "base.stages": stages}
 
 
@@ -235,7 +242,8 @@ def _unknown(name: str, prefix: str, valid: set[str]) -> GraspError:
     """Make the error for an unknown setting; suggest one of that name in another group, or one with a similar name."""
     key, _, rest = name.removeprefix(prefix).partition(".")
     if name in _BEFORE_STAGES:
-        return GraspError(f"there is no setting {name!r}; write --base.stages 'supervised(epochs=50)'")
+        stage = "weights(file=FILE)" if key == "weights" else "supervised(epochs=50)"
+        return GraspError(f"there is no setting {name!r}; write --base.stages '{stage}'")
     if rest and key in valid:
         return GraspError(f"there is no setting {name!r}; {prefix + key!r} is not a group")
     elsewhere = [other for other, _ in all_settings() if other.endswith(f".{key}")]
