@@ -55,7 +55,7 @@ def main(name, **options):
             start = time.process_time()
             learner.observe_codes(codes, labels, chunk.indices)
             if chunk.ends_session:
-                budget = measure.session_budget(config.budget, learner.buffer.seen, fits)
+                budget = measure.session_budget(config.budget, learner.buffer.seen, fits, chunk.session)
                 learner.rehearse(learner.session_budget(budget))
             seconds[policy][-1] += time.process_time() - start
             if chunk.ends_session:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from graspcl.errors import GraspError
 from graspcl.learner import Diverged, Idbr, Learner, Optimiser, Rehearsal, Siesta, column_shapes
 from graspcl.model import SplitNetwork, vector_network
 from graspcl.policy import Budget
+from graspcl.state import load_state, save_state
 from graspcl.testing import check_learner
 from graspcl.testing.common import same, seeded
 
@@ -204,14 +206,36 @@ def test_an_update_moves_the_means_of_mof() -> None:
     np.testing.assert_allclose([*rule._means.values()], [*means.values()], atol=1e-6)
 
 
+@pytest.mark.parametrize("resumes", [False, True])
 @pytest.mark.parametrize("name", ["clib", "mof"])
-def test_a_diverged_session_leaves_no_trace_in_a_rule(name: str) -> None:
+def test_a_diverged_session_leaves_no_trace_in_a_rule(name: str, resumes: bool, tmp_path: Path) -> None:
     session = session_of(rules.create(name), updates=6, lr=1e20)
     before = copy.deepcopy(session.learner.buffer.state_dict())
+    session.step()
+    if resumes:
+        save_state(tmp_path / "state", {"learner": session.learner.state_dict(), "session": session.state_dict()})
+        state, learner = load_state(tmp_path / "state"), siesta(rules.create(name), None)
+        learner.load_state_dict(state["learner"])
+        learner.optimiser = session.learner.optimiser
+        session = Rehearsal(learner, session.budget, state["session"])
     with pytest.raises(Diverged):
         while not session.done:
             session.step()
     assert same(before, session.learner.buffer.state_dict())
+
+
+@pytest.mark.parametrize("name", ["clib", "mof"])
+def test_a_session_keeps_old_values_of_the_samples_it_trained_on_alone(name: str) -> None:
+    session = session_of(rules.create(name), updates=6)
+    buffer = session.learner.buffer
+    first = {column: buffer[column].copy() for column in buffer.columns}
+    for updates in range(3):
+        kept = session.state_dict()["rule_before"]
+        touched = np.unique(session._stacked_picks())
+        assert len(touched) < 40 and (len(touched) > 30) == (updates > 0)
+        assert np.array_equal(np.sort(kept["slots"]), touched)  # each once
+        assert same(kept["columns"], {column: values[kept["slots"]] for column, values in first.items()})
+        session.step()
 
 
 def test_a_rule_without_columns_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,10 +23,11 @@ class Counting(Identity):
     """Counts the samples it decodes."""
 
     def __init__(self) -> None:
-        self.decoded = 0
+        self.decoded, self.most = 0, 0
 
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
         self.decoded += len(codes)
+        self.most = max(self.most, len(codes))  # at once
         return super().decode(codes)
 
 
@@ -67,6 +68,21 @@ def test_so_it_is_if_it_takes_several_chunks(policy: Policy, decoded: int, chunk
     for slots in batches(policy.clone(), one):
         one._loader.fetch(slots)
     assert codec.decoded == decoded
+
+
+class LooksAtAll(Policy):
+    needs = frozenset({"forward"})
+
+    def select(self, session: Session, n: int) -> np.ndarray:
+        assert len(session.forward(np.arange(len(session))).losses) == len(session)
+        return np.arange(n)
+
+
+def test_a_policy_that_looks_at_the_whole_buffer_does_not_decode_it_at_once() -> None:
+    buffer, codec = filled()
+    one = Session(buffer, BUDGET, np.random.default_rng(0), ToyNetwork(5, classes=4), chunk=2)
+    next(batches(LooksAtAll(), one))
+    assert codec.decoded == OLD + NEW and codec.most == 32  # 16 chunks
 
 
 def test_a_learner_trains_on_what_its_policy_looked_at() -> None:

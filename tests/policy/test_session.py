@@ -323,6 +323,15 @@ def test_a_bad_plan_is_refused_before_the_first_mini_batch(policy: Plans, told: 
         next(batches(policy, session()))
 
 
+def test_a_planned_policy_with_a_selection_of_its_own_is_checked_too() -> None:
+    class Beyond(Plans):
+        def select(self, session: Session, n: int) -> np.ndarray:
+            return super().select(session, n) + len(session)
+
+    with pytest.raises(GraspError, match="policy 'Beyond' must return 3 slots in 0 … 10, got 11 … 11"):
+        next(batches(Beyond(), session()))
+
+
 def test_a_policy_without_its_one_method_is_told() -> None:
     class Nothing(Policy):
         pass

@@ -85,23 +85,13 @@ class Maintenance:
     def trained(self, buffer: Buffer, slots: Array, outputs: Any, targets: torch.Tensor, head: Head) -> None:
         """Refresh what the rule knows of the samples in `slots` [n], at an update on them; for rules with columns.
 
+        It may change the rule's state and the values of its columns in `slots`; only these can be undone (`UndoLog`).
+
         Args:
             outputs, targets, head: as for `values`, before the update. `outputs.losses` [n] are the cross-entropies.
         """
         for name, value in self.values(outputs, targets, head).items():
             buffer[name][slots] = value.numpy(force=True)
-
-    def knowledge(self, buffer: Buffer) -> dict[str, Any]:
-        """Return a copy of what `trained` may change, for `restore`: the rule's columns and its state."""
-        columns = {name: buffer[name].copy() for name in sorted(self.columns)}
-        return {"columns": columns, "state": self.state_dict()} if columns else {}
-
-    def restore(self, buffer: Buffer, knowledge: dict[str, Any]) -> None:
-        """Undo what `trained` changed since `knowledge`; the samples and their slots must be the same."""
-        for name, values in knowledge.get("columns", {}).items():
-            buffer[name][:] = values
-        if knowledge:
-            self.load_state_dict(knowledge["state"])
 
     def arriving(self, buffer: Buffer, labels: Array, rng: np.random.Generator) -> None:
         """Called with every batch before it is placed, also with overflow, for a rule that learns from all newcomers.
@@ -141,6 +131,46 @@ class Maintenance:
     def assumed(self, count: int, seen: int) -> dict[str, Any]:
         """Return what to assume where a state of an earlier version lacks it, for `count` samples of `seen`."""
         return {}
+
+
+class UndoLog:
+    """What `trained` overwrites in a session: old values of the samples it touches, and the rule's state before.
+
+    Samples must stay in their slots until the session is over or undone.
+    """
+
+    def __init__(self, buffer: Buffer) -> None:
+        self._buffer, self._state = buffer, buffer.maintenance.state_dict()
+        self._touched = np.zeros(len(buffer), bool)
+        self._slots: list[Array] = []
+        self._values: dict[str, list[Array]] = {name: [] for name in sorted(buffer.maintenance.columns)}
+
+    def keep(self, slots: Array) -> None:
+        """Keep the values in `slots` [n] that were not kept before. Call this before `trained`."""
+        first = np.unique(slots[~self._touched[slots]])
+        self._touched[first] = True
+        self._slots.append(first)
+        for name, values in self._values.items():
+            values.append(self._buffer[name][first])
+
+    def undo(self) -> None:
+        """Restore the rule's columns and its state."""
+        old = self.state_dict()
+        for name, values in old["columns"].items():
+            self._buffer[name][old["slots"]] = values
+        self._buffer.maintenance.load_state_dict(old["state"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the slots [n] that were touched, their old values by column, and the rule's state before."""
+        columns = {name: np.concatenate([self._buffer[name][:0], *values]) for name, values in self._values.items()}
+        return {"slots": np.concatenate([np.arange(0), *self._slots]), "columns": columns, "state": self._state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Replace the log by one from `state_dict`."""
+        self._slots, self._state = [np.array(state["slots"])], state["state"]
+        self._values = {name: [np.array(values)] for name, values in state["columns"].items()}
+        self._touched[:] = False
+        self._touched[self._slots[0]] = True
 
 
 def _feature_gradients(outputs: Any, targets: torch.Tensor, head: Head) -> torch.Tensor:

@@ -137,9 +137,8 @@ class Learner:
 
     def _show_policy(self, slots: Array, labels: Array, outputs: Outputs) -> None:
         """Let a policy with a memory see new samples; `slots` [n] are -1 for those that were not kept."""
-        if (
-            "memory" in self.policy.needs and self.policy.listens and self.groups_by is None
-        ):  # other groups than classes are known later
+        # Other groups than classes are known later.
+        if "memory" in self.policy.needs and self.policy.listens and self.groups_by is None:
             kept = np.flatnonzero(slots >= 0)
             shown = Outputs(*(part[torch.from_numpy(kept).to(part.device)] for part in outputs))
             self.policy.observe_new(slots[kept], self.buffer.births[slots[kept]], labels[kept], shown)

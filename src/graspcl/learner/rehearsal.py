@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from graspcl.buffer.maintenance import UndoLog
 from graspcl.checks import Array
 from graspcl.errors import GraspError
 from graspcl.model import Outputs
@@ -91,9 +92,8 @@ class Rehearsal:
         self._picks: list[Array] = []
         self._stopped = False
         self._before = learner.knowledge()  # if the loss diverges, the learner returns to this
-        self._rule_before = learner.buffer.maintenance.knowledge(learner.buffer)
         # What an update sees of its samples is of use to some rules and policies alone.
-        self._informs_rule = bool(learner.buffer.maintenance.columns)
+        self._rule_before = UndoLog(learner.buffer) if learner.buffer.maintenance.columns else None
         self._informs_policy = learner.policy.listens
         check_stored(self.session)
         if state is None and budget.updates:
@@ -150,8 +150,9 @@ class Rehearsal:
         new = torch.from_numpy(learner.buffer.births[slots] >= learner.buffer.since).to(learner.device)
         batch = Batch(inputs, learner.rows(labels), slots, learner.network(inputs), new)
         loss = learner.loss(batch)
-        seen = self._seen(batch) if self._informs_rule or self._informs_policy else None
-        if seen is not None and self._informs_rule:
+        seen = self._seen(batch) if self._rule_before or self._informs_policy else None
+        if seen is not None and self._rule_before:
+            self._rule_before.keep(slots)
             learner.buffer.maintenance.trained(learner.buffer, slots, seen, batch.targets, learner.network.head)
         self._optimizer.zero_grad(set_to_none=True)
         self._scaler.scale(loss).backward()
@@ -223,7 +224,8 @@ class Rehearsal:
     def _undo(self) -> None:
         self.learner.restore(self._before)
         self.learner.network.eval()
-        self.learner.buffer.maintenance.restore(self.learner.buffer, self._rule_before)
+        if self._rule_before:
+            self._rule_before.undo()
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the learner's own state does not contain of a running session."""
@@ -238,7 +240,7 @@ class Rehearsal:
             "scheduler": copy.deepcopy(self._scheduler.state_dict()),
             "scaler": self._scaler.state_dict(),
             "before": self._before,
-            "rule_before": self._rule_before,
+            "rule_before": self._rule_before.state_dict() if self._rule_before else None,
         }
 
     def _load(self, state: dict[str, Any]) -> None:
@@ -255,7 +257,9 @@ class Rehearsal:
         if "rng_before" in state:  # of earlier versions, which remembered the network and its generator alone
             self._before |= {"network": dict(state["before"]), "rng": state["rng_before"]}
         else:
-            self._before, self._rule_before = dict(state["before"]), state["rule_before"]
+            self._before = dict(state["before"])
+            if self._rule_before:
+                self._rule_before.load_state_dict(state["rule_before"])
 
     def _stacked_picks(self) -> Array:
         return np.stack(self._picks) if self._picks else np.empty((0, self.budget.batch_size), np.int32)

@@ -17,7 +17,8 @@ class Siesta(Learner):
 
     Online (the wake phase), a new class's output row is the running mean of the head's inputs for that class. In a
     session (the sleep phase), the plastic part and the head are trained on rehearsed samples. The means are in float64,
-    over all samples of the class. From the first session with an update on, online updates leave its row alone.
+    over all samples of the class. After the first session with an update, online updates no longer change the rows of
+    its classes.
 
     Parameters are those of `Learner`.
 

@@ -307,9 +307,9 @@ class Session:
         return GraspError(f"{self._policy} reads {argument}, a function of inputs; {hint}")
 
     def _chunks(self, slots: Array) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Inputs and rows of `slots`, chunk by chunk; for a mini-batch they are fetched, and kept, as a whole."""
-        size = len(slots) if self._started else self.chunk
-        for part in np.split(np.asarray(slots), range(size, len(slots), size or 1)):
+        """Inputs and rows of `slots`, chunk by chunk; for a mini-batch, 16 chunks are fetched, and kept, together."""
+        size = 16 * self.chunk if self._started else self.chunk
+        for part in np.split(np.asarray(slots), range(size, len(slots), size)):
             yield from zip(*(values.split(self.chunk) for values in self._fetch(part)), strict=True)
 
     def _fetch(self, slots: Array) -> tuple[torch.Tensor, torch.Tensor]:
@@ -339,7 +339,7 @@ def batches(policy: Policy, session: Session, begun: int | None = None) -> Itera
     for _ in range(begun or 0, session.budget.updates):
         with selecting(session):
             slots = policy.select(session, n)
-        yield slots if isinstance(policy, PlannedPolicy) else checked_slots(policy, "return", slots, n, len(session))
+        yield checked_slots(policy, "return", slots, n, len(session))
 
 
 def begin(policy: Policy, session: Session) -> None:
