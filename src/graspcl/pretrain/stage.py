@@ -59,7 +59,7 @@ class Settings:
 
     def trainer(self) -> type[Trainer[Any]]:
         """Return the class that trains with these settings."""
-        raise NotImplementedError
+        raise GraspError(f"stage {type(self).__name__} must define trainer()")
 
     @property
     def idle(self) -> dict[str, str]:
