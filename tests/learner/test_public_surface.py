@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from graspcl.buffer import Buffer, rules
 from graspcl.errors import GraspError
 from graspcl.learner import Batch, Derpp, Learner, Optimiser, Rehearsal, Siesta, column_shapes, learners
-from graspcl.model import Execution, SplitNetwork, execution, vector_network
+from graspcl.model import Execution, Outputs, SplitNetwork, execution, vector_network
 from graspcl.policy import Budget
 from graspcl.testing import check_learner
 from graspcl.testing.common import same
@@ -70,6 +70,24 @@ def test_er_ace_as_the_documentation_writes_it() -> None:
     new = cross_entropy(logits[2:][:, [0, 2, 3]], torch.tensor([1, 2]), reduction="none")
     expected = torch.cat([cross_entropy(logits[:2], targets[:2], reduction="none"), new]).mean()
     torch.testing.assert_close(ErAce.loss(learner, made), expected)
+
+
+def test_a_learner_may_replace_the_logits() -> None:
+    class Reversed(Learner):
+        def forward(self, inputs: torch.Tensor) -> Outputs:
+            assert not self.network.training and not torch.is_grad_enabled()
+            outputs = super().forward(inputs)
+            return outputs._replace(logits=-outputs.logits)
+
+    plain, other = Learner(vectors(), Buffer()), Reversed(vectors(), Buffer())
+    for learner in (plain, other):
+        learner.observe(INPUTS, LABELS)
+        learner.network.train()
+    logits = plain.logits(INPUTS)
+    least = np.asarray(plain.classes)[logits.argmin(1)]
+    assert torch.equal(other.logits(INPUTS), -logits) and np.array_equal(other.predict(INPUTS), least)
+    codes = other.encode(INPUTS)
+    assert torch.equal(other.outputs(codes, "logits"), -logits) and np.array_equal(other.predict_codes(codes), least)
 
 
 # -- parameters --------------------------------------------------------------------------------------------------------
