@@ -25,7 +25,7 @@ def moments_of(features=FEATURES, labels=LABELS, parts=1):
 
 def test_discriminant_rows_are_those_of_all_samples_at_once():
     weight, bias = discriminant_rows(moments_of(parts=13), 0.1)
-    means = np.stack([FEATURES[LABELS == k].mean(0) for k in range(4)])
+    means = np.stack([FEATURES[k == LABELS].mean(0) for k in range(4)])
     centred = FEATURES - means[LABELS]
     covariance = centred.T @ centred / 90
     inverse = np.linalg.inv(0.9 * covariance + 0.1 * np.trace(covariance) / 6 * np.eye(6))

@@ -40,8 +40,9 @@ class Learner:
     Labels are arbitrary integers. The head's rows follow the order in which classes first arrived (`classes`). Rows
     that the head already has, from pretraining, belong to labels 0 … k-1 (`set_head_labels` changes that).
 
-    A subclass overrides what differs: `learn_online`, `begin_session`, `loss`, `end_session`, `session_budget`, `forward`.
-    What it remembers beyond that is created in `setup`, saved by `extra_state` and restored by `load_extra_state`.
+    A subclass overrides what differs: `learn_online`, `begin_session`, `loss`, `end_session`, `session_budget`,
+    `forward`. What it remembers beyond that is created in `setup`, saved by `extra_state` and restored by
+    `load_extra_state`.
 
     Args:
         network: the split network; it is moved to the device.

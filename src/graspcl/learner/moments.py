@@ -118,7 +118,7 @@ def squared_error(moments: Moments, weight: torch.Tensor, bias: torch.Tensor) ->
 
     >>> moments = Moments(1).add(torch.tensor([[1.0], [2.0]]), torch.tensor([0, 1]))
     >>> squared_error(moments, torch.tensor([[0.0], [1.0]]).double(), torch.zeros(2).double())
-    2.0
+    1.5
     """
     known = len(moments.counts)
     total, number = moments.sums.sum(0), moments.counts.sum().clamp_min(1)
@@ -139,4 +139,5 @@ def solve(matrix: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         return torch.cholesky_solve(right, factor)
     values, vectors = torch.linalg.eigh(matrix)
     inverse = torch.where(values > _LEAST * values[-1], 1 / values, 0)
-    return vectors @ (inverse[:, None] * (vectors.T @ right))
+    found: torch.Tensor = vectors @ (inverse[:, None] * (vectors.T @ right))
+    return found
