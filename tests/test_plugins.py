@@ -46,7 +46,7 @@ def test_a_run_uses_a_part_of_each_kind_by_name(tmp_path):
     folder = run(tmp_path / "runs")
     config = tomllib.loads((folder / "config.toml").read_text())
     names = [config["policy"], config["learner"], config["network"], config["codec"], config["buffer"]["maintenance"]]
-    expected = ["farthest_first", "er_ace", "two_layers", "tenths", "least_confident"]
+    expected = ["farthest_first", "halves", "two_layers", "tenths", "least_confident"]
     assert [part["name"] for part in names] == expected
     assert config["data"]["path"] == "points" and config["stream"]["kind"] == "in_steps"
     sessions = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -94,7 +94,7 @@ def test_each_part_keeps_the_contract_of_its_kind():
         lambda: rules.create("least_confident"), rules.create("least_confident").columns_for(8, 8)
     )
     testing.check_network(lambda: network(classes=3), vectors[:4])
-    testing.check_learner(lambda: learners.create("er_ace", network=network(), buffer=Buffer(30)), vectors)
+    testing.check_learner(lambda: learners.create("halves", network=network(), buffer=Buffer(30)), vectors)
     rng = np.random.default_rng
     testing.check_stream(lambda: streams.create("in_steps", np.arange(48), labels, rng=rng(0), step=2), labels)
 

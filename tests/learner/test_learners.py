@@ -33,7 +33,7 @@ def make(name, policy="grasp", capacity=None, codec=None, maintenance=None, lr=0
 
 
 KINDS = [("derpp", {}), ("derpp", {"teacher": True}), ("gdumb", {}), ("gdumb", {"reset": False}), ("finetune", {}),
-         ("offline", {"passes": 2})]  # fmt: skip
+         ("offline", {"passes": 2}), ("er_ace", {})]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "parameters"), KINDS)
@@ -45,7 +45,9 @@ def test_contract(name, parameters, policy):
 
 
 def test_all_are_known_by_name():
-    assert learners.names() == ["derpp", "finetune", "gdumb", "idbr", "offline", "siesta"]
+    assert learners.names() == [
+        "derpp", "er_ace", "finetune", "gdumb", "idbr", "ncm", "offline", "probe", "ranpac", "siesta", "slda",
+    ]  # fmt: skip
 
 
 # -- DER++ -----------------------------------------------------------------------------------------------------------

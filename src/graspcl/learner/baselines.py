@@ -1,4 +1,4 @@
-"""Baselines: GDumb, joint training on everything seen, and training without rehearsal."""
+"""Baselines: GDumb, joint training on everything seen, training without rehearsal, and ER-ACE."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn import functional as F
 
 from graspcl.buffer import Buffer
 from graspcl.checks import NonNegative, checked
 from graspcl.errors import GraspError
 from graspcl.learner.learner import Learner, learners
 from graspcl.learner.optimiser import Optimiser
+from graspcl.learner.rehearsal import Batch
 from graspcl.model import Execution, SplitNetwork
 from graspcl.policy import Budget, Costs, Policy
 
@@ -137,3 +139,24 @@ class Finetune(Learner):
     def end_session(self, costs: Costs) -> None:
         super().end_session(costs)
         self.buffer.clear()
+
+
+@learners.register("er_ace")
+class ErAce(Learner):
+    """ER-ACE (Caccia et al. 2022): rehearsal with an asymmetric cross-entropy, which disturbs old classes less.
+
+    New samples compete only with the classes in their mini-batch, old samples with all classes. The published method
+    draws old samples uniformly. Parameters are those of `Learner`.
+
+    >>> from graspcl.model import vector_network
+    >>> learner = ErAce(vector_network(4, generator=torch.Generator().manual_seed(0)), Buffer(), "uniform")
+    >>> learner.observe(torch.eye(4), [0, 0, 1, 1])
+    >>> learner.rehearse(Budget(updates=3, batch_size=2)).costs.updates
+    3
+    """
+
+    offline = True
+
+    def loss(self, batch: Batch) -> torch.Tensor:
+        absent = batch.new[:, None] & ~batch.present
+        return F.cross_entropy(batch.logits.masked_fill(absent, -torch.inf), batch.targets)

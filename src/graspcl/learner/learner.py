@@ -61,6 +61,8 @@ class Learner:
     """
 
     name: ClassVar[str] = ""
+    rehearses: ClassVar[bool] = True  # whether it makes updates on samples that a policy selects
+    stores: ClassVar[bool] = True  # whether its buffer holds samples
     unbounded: ClassVar[bool] = False  # stores everything, so its buffer takes no capacity
     offline: bool = False  # new samples may exceed the buffer's capacity until the session ends
     groups_by: str | None = None  # the buffer's column used for balanced sampling, instead of the class
@@ -184,6 +186,11 @@ class Learner:
     def session_budget(self, budget: Budget) -> Budget:
         """Return what a session spends when given `budget`; by default the same."""
         return budget
+
+    @property
+    def stored_bytes(self) -> int:
+        """What the learner keeps of the samples it has seen, in bytes."""
+        return self.buffer.nbytes
 
     def begin_session(self) -> None:
         """Prepare for a session, before the first selection."""

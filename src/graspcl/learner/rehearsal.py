@@ -189,7 +189,7 @@ class Rehearsal:
         learner = self.learner
         learner.network.eval()
         self._loader.close()
-        stored, nbytes = len(learner.buffer), learner.buffer.nbytes
+        stored, nbytes = len(learner.buffer), learner.stored_bytes
         labels, ids = learner.buffer.labels.copy(), learner.buffer.ids.copy()
         start = time.perf_counter()
         learner.end_session(self.session.costs)

@@ -345,8 +345,8 @@ def batches(policy: Policy, session: Session, begun: int | None = None) -> Itera
 def begin(policy: Policy, session: Session) -> None:
     session._serve(policy, started=False)
     check_stored(session)
-    policy.warm_up()
     if session.budget.samples:
+        policy.warm_up()
         with selecting(session):
             policy.begin(session)
 

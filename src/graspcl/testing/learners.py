@@ -123,4 +123,4 @@ def _visible(learner: Learner) -> dict[str, Any]:
     buffer = learner.buffer
     columns = {f"buffer[{name!r}]": buffer[name] for name in ("ids", *buffer.columns)}
     known = {"classes": learner.classes, "buffer.since": buffer.since, "rng": rng_state(learner.rng)}
-    return {**learner.network.state_dict(), **columns, **known}
+    return {**learner.network.state_dict(), **columns, **known, **learner.extra_state()}
