@@ -86,7 +86,7 @@ def demo(
             if data is not None:
                 named = {"data.path": data, "data.text": text_column, "data.label": label_column}
                 settings = fit_to_data(change(settings, named))
-            configs = grid(settings, policies, seeds=str(seeds))
+            configs = grid(settings, policies, seeds=str(seeds), references="all")
             outcome = run_all(configs, folder, bars, processes, f"{settings.name}: {plural(len(configs), 'run')}")
             for path, reason in outcome.failed.items():
                 raise GraspError(f"{path}: {reason}")
@@ -135,6 +135,7 @@ def sweep(
     seeds: str = "3",
     updates: str = "1x",
     buffer: Hidden = "",
+    references: str = "all",
     scale: Scale = "full",
     rehearsal: Kind | None = None,
     memory: Memory = "bounded",
@@ -158,6 +159,8 @@ def sweep(
         Comma-separated budgets: 0.5x is half of the preset's, 500 is 500 updates per session.
     buffer
         Comma-separated capacities, such as 8MB,400,none; by default the preset's.
+    references
+        Learners to compare with, run once per seed: comma-separated names, all, or none.
     """
     from graspcl.experiment import make_workers
     from graspcl.experiment import sweep as run_all
@@ -178,7 +181,7 @@ def sweep(
             if name == setting or name.startswith(f"{setting}."):
                 raise GraspError(f"--{name} would do nothing here: {option} decides")
     config = options.resolve(sweep, what, settings, scale, rehearsal, memory, plugin)
-    configs = grid(config, policies, learners, seeds, updates, buffer)
+    configs = grid(config, policies, learners, seeds, updates, buffer, references)
     console = Console()
     with Bars(console) as bars, make_workers(workers, plugin) as processes:
         outcome = run_all(configs, out, bars, processes, f"{config.name}: {plural(len(configs), 'run')}")

@@ -75,7 +75,7 @@ def stored_distances(learner: Learner, number: int, rng: np.random.Generator) ->
     order = rng.permutation(len(names)) if number else np.empty(0, np.int64)
     fit = max(1, int(np.searchsorted(np.cumsum(sizes[order]), number, side="right")))
     slots = np.flatnonzero(np.isin(groups, names[order[:fit]]))
-    if len(slots):
+    if len(slots) and learner.rehearses:  # others store no latents
         z = learner.outputs(buffer["codes"][slots], "embedding").double().numpy(force=True)
         if np.isfinite(z).all() and z.any(1).all():  # a diverged network has no distances
             distances[slots] = prototype_distances(z, groups[slots])

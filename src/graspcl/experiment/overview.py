@@ -34,6 +34,8 @@ def class_picture(
     `draws` is one per stored sample by default. `eps` of Algorithm 1 is that of the learner's policy if it is GRASP.
     """
     buffer = learner.buffer
+    if not learner.rehearses:
+        raise GraspError(f"learner {learner.name!r} does not rehearse, so there are no draws to show")
     if label not in buffer.classes or not len(slots := buffer.slots_of(label)):
         raise GraspError(f"the buffer holds no sample of class {label}")
     z = learner.outputs(buffer["codes"][slots], "embedding").double().numpy(force=True)

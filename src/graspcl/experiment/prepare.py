@@ -353,8 +353,12 @@ def base_key(config: Config) -> str:
 def learn_base(config: Config, prepared: Prepared, learner: Learner, folder: Path, progress: Progress) -> None:
     """Bring a new learner to the start of the stream: it stores the base samples and rehearses them uniformly.
 
-    Runs of all policies start from the same state. It is stored in `folder` for the others.
+    Runs of all policies start from the same state. It is stored in `folder` for the others. A learner that does not
+    rehearse has one run per seed and stores nothing there.
     """
+    if not learner.rehearses:
+        _observe_base(config, prepared, learner)
+        return
     file = folder / f"{base_key(config)}-{prepared.key}.safetensors"
     policy, optimiser = learner.policy, learner.optimiser
     state = None
@@ -368,12 +372,16 @@ def learn_base(config: Config, prepared: Prepared, learner: Learner, folder: Pat
         if state is None:
             learner.policy = UniformBalanced(replace=False)
             learner.optimiser = Optimiser(**vars(config.base.optimiser or config.optimiser))
-            base = prepared.stream.base
-            for part in (base[start : start + _CHUNK] for start in range(0, len(base), _CHUNK)):
-                learner.observe_codes(prepared.codes[part], prepared.samples.labels[part], part)
-            if len(base):
-                learner.rehearse(Budget.passes(config.base.passes, len(learner.buffer), config.budget.batch_size))
+            _observe_base(config, prepared, learner)
             state = {**learner.state_dict(), "policy": {}}
             save_state(file, state)
     learner.policy, learner.optimiser = policy, optimiser
     learner.load_state_dict({**state, "policy": policy.state_dict()})  # the same if it was loaded
+
+
+def _observe_base(config: Config, prepared: Prepared, learner: Learner) -> None:
+    base = prepared.stream.base
+    for part in (base[start : start + _CHUNK] for start in range(0, len(base), _CHUNK)):
+        learner.observe_codes(prepared.codes[part], prepared.samples.labels[part], part)
+    if len(base):
+        learner.rehearse(Budget.passes(config.base.passes, len(learner.buffer), config.budget.batch_size))

@@ -85,7 +85,7 @@ class _RunLoop:
         self.tests = measure.TestSet(prepared.codes[test], samples.labels[test], arrived)
         self.fits = measure.samples_within(config, self.learner, prepared.codes[train[readable[train]][:1000]])
         self.held_out: measure.HeldOut | None = None
-        if config.stop.patience is not None or config.stop.keep is not None:
+        if config.rehearses and (config.stop.patience is not None or config.stop.keep is not None):
             rng = generator(config.seed, "held out")
             self.held_out = measure.HeldOut(config.stop, self.learner.buffer.codec, rng)
         self.records: list[dict[str, Any]] = []
@@ -229,7 +229,8 @@ class _RunLoop:
             totals["alpha_tasks"] = float(np.nanmean(result.matrix[-1]))
         matrix = [[None if np.isnan(value) else round(float(value), 4) for value in row] for row in result.matrix]
         summary = {
-            "policy": str(self.config.policy), "learner": str(self.config.learner), "seed": self.config.seed,
+            "policy": str(self.config.policy) if self.config.rehearses else None,
+            "learner": str(self.config.learner), "seed": self.config.seed,
             "matrix": matrix, **result.summary(), "alpha_head": head, "alpha_tail": tail,
             "top5": self.records[-1]["top5"], **totals,
             "seconds": self.seconds + time.perf_counter() - self._started, "joules": self._energy.joules(),
@@ -269,7 +270,10 @@ class _RunLoop:
     def _start(self, base: Path) -> None:
         prepared, samples = self.prepared, self.prepared.samples
         self.folder.clear()
-        self.folder.write_config(as_plain(settled(self.config)))
+        plain = as_plain(settled(self.config))
+        if not self.config.rehearses:
+            del plain["policy"]  # so that reports do not show one
+        self.folder.write_config(plain)
         fingerprint = samples.fingerprint()
         about = {"data": samples.name, "fingerprint": fingerprint, "base": prepared.pretrained.log}
         self.folder.write_json("environment", {**environment(), **about})

@@ -74,8 +74,10 @@ def _run_all(
 ) -> dict[Path, str]:  # fmt: skip
     """Run all, after the states from which they start; return why each failed, or an empty text."""
     alike: dict[str, list[Path]] = {}  # runs that start from the same state
+    alone = [path for path, config in configs.items() if not config.rehearses]
     for path, config in configs.items():
-        alike.setdefault(base_key(config), []).append(path)
+        if config.rehearses:
+            alike.setdefault(base_key(config), []).append(path)
     runs, reasons = dict[Future[str], Path](), dict[Path, str]()
     with progress.task(title, len(alike) + len(configs)) as advance:
         try:
@@ -88,6 +90,7 @@ def _run_all(
                     else:
                         runs[workers.submit(_task, configs[path], folder, cache)] = path
                 advance(1)
+            runs |= {workers.submit(_task, configs[path], folder, cache): path for path in alone}
             for done in as_completed(runs):
                 reasons[runs[done]] = done.result()
                 advance(1)

@@ -5,49 +5,28 @@ Everything that terminal, page and files show is computed here, once.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path, PurePath
+from pathlib import Path
 
 import numpy as np
 
 from graspcl.errors import GraspError, nearest
 from graspcl.metric import mcnemar, paired_interval, saved_updates
-from graspcl.report.measures import Mean, distinct_labels
-from graspcl.report.read import Run, differing, dig, flatten, read_runs
+from graspcl.report.grouping import (
+    Condition,
+    Method,
+    conditions_of,
+    data_and_stream,
+    group_by,
+    methods_of,
+    split_by_data,
+)
+from graspcl.report.measures import Mean
+from graspcl.report.read import Run, dig, read_runs
 
 BASELINE = "uniform_balanced"
-# Settings that do not make another method: axes of a report, and what changes nothing that is learned.
-_NOT_OF_A_METHOD = {
-    "name", "seed", "rehearsal", "log", "execution.device", "budget.times", "budget.updates", "budget.passes",
-    "buffer.capacity",
-}  # fmt: skip
-_GROUPS_NOT_OF_A_METHOD = ("policy.", "learner.", "data.", "stream.", "checkpoint.", "measure.")
-
-
-@dataclass(frozen=True)
-class Method:
-    """What is compared: a learner with a policy, and other settings in which runs of an experiment differ."""
-
-    learner: str
-    policy: str
-    others: str = ""
-    label: str = ""  # distinguishes it from the other methods of its experiment
-
-
-@dataclass(frozen=True)
-class Condition:
-    """What a method may spend: its budget and its buffer, by name."""
-
-    budget: str
-    buffer: str
-
-    @property
-    def updates(self) -> str:
-        """The budget in words, such as "0.5x updates" or "5 updates"."""
-        return f"{self.budget} updates" if self.budget.endswith("x") else self.budget
 
 
 @dataclass(frozen=True)
@@ -173,17 +152,18 @@ class Experiment:
 
     @cached_property
     def methods(self) -> list[Method]:
-        """GRASP first, then the baseline, then the others in the order of their runs."""
+        """GRASP first, then the baseline, then the others in the order of their runs, references last."""
         found = dict.fromkeys(group.method for group in self.groups)
         first = {"grasp": 0, self.baseline: 1}
-        return sorted(found, key=lambda method: first.get(method.policy, 2))
+        return sorted(found, key=lambda method: 3 if method.reference else first.get(method.policy, 2))
 
     @cached_property
     def conditions(self) -> list[Condition]:
         """Sorted by updates, then by bytes."""
 
         def size(condition: Condition) -> tuple[float, bool, float]:
-            groups = [group for group in self.groups if group.condition == condition]
+            here = [group for group in self.groups if group.condition == condition]
+            groups = [group for group in here if not group.method.reference] or here
             means = np.mean([[group.mean("updates"), group.mean("buffer_bytes")] for group in groups], axis=0)
             updates, memory = np.nan_to_num(means).tolist()
             return updates, not groups[0].bounded, memory
@@ -313,8 +293,8 @@ class Report:
     @cached_property
     def experiments(self) -> list[Experiment]:
         """Runs that can be compared; runs without settings are in none of them."""
-        found = _group_by([run for run in self.runs if run.config and run.usable], _data_and_stream)
-        parts = [part for runs in found.values() for part in _split_by_data(runs)]
+        found = group_by([run for run in self.runs if run.config and run.usable], data_and_stream)
+        parts = [part for runs in found.values() for part in split_by_data(runs)]
         return [make_experiment(runs, self.baseline, where) for where, runs in parts]
 
     @property
@@ -329,61 +309,22 @@ def gather(paths: Iterable[Path], baseline: str | None = None, paper: str | None
     A given `baseline` must be the policy of a run. `paper` is a name of `graspcl.report.paper.published`.
     """
     runs = read_runs(paths)
-    policies = {run.policy for run in runs if run.config}
+    policies = {run.policy for run in runs if run.policy}
     if baseline is not None and policies and baseline not in policies:
         raise GraspError(f"--baseline must be the policy of a run, got {baseline!r}; {nearest(baseline, policies)}")
     return Report(runs, baseline or BASELINE, paper)
-
-
-# -- which runs belong together ----------------------------------------------------------------------------------------
-
-
-def _data_and_stream(run: Run) -> str:
-    """Return what a run learns from; the folder of the data may differ between machines."""
-    data = run.config.get("data")
-    if isinstance(data, dict):
-        data = {**data, "path": PurePath(str(data.get("path", ""))).name}
-    return json.dumps([data, run.config.get("stream"), run.config.get("rehearsal")], sort_keys=True, default=str)
-
-
-def _split_by_data(runs: list[Run]) -> list[tuple[str, list[Run]]]:
-    """Split runs whose data have the same name but differ: by path, then by fingerprint. Return labels and parts."""
-    if not _mixed(runs):
-        return [("", runs)]
-    parts: list[tuple[str, list[Run]]] = []
-    for path, own in _group_by(runs, lambda run: str(dig(run.config, "data", "path"))).items():
-        inner = _group_by(own, lambda run: str(run.environment.get("fingerprint"))) if _mixed(own) else {"": own}
-        parts += [(f"{path} {fingerprint}".strip(), some) for fingerprint, some in inner.items()]
-    return parts
-
-
-def _mixed(runs: Iterable[Run]) -> bool:
-    """Return whether one seed met different data. Other seeds or tokenizers may change a fingerprint rightly."""
-    known: dict[str, object] = {}
-    for run in runs:
-        if fingerprint := run.environment.get("fingerprint"):
-            key = json.dumps([run.seed, run.config.get("network")], sort_keys=True, default=str)
-            if known.setdefault(key, fingerprint) != fingerprint:
-                return True
-    return False
-
-
-def _group_by(runs: Iterable[Run], key: Callable[[Run], str]) -> dict[str, list[Run]]:
-    found: dict[str, list[Run]] = {}
-    for run in runs:
-        found.setdefault(key(run), []).append(run)
-    return found
 
 
 def make_experiment(runs: Sequence[Run], baseline: str = BASELINE, where: str = "") -> Experiment:
     """Make one experiment of runs, which are taken to have learned from the same data."""
     places: dict[tuple[Method, Condition], dict[int, Run]] = {}
     repeats = 0
-    for run, method, budget in zip(runs, _methods(runs), _budgets(runs), strict=True):
-        seeds = places.setdefault((method, Condition(budget, run.buffer)), {})
-        repeats += run.seed in seeds and seeds[run.seed].finished == run.finished
-        if run.seed not in seeds or (run.finished and not seeds[run.seed].finished):
-            seeds[run.seed] = run
+    for run, method, conditions in zip(runs, methods_of(runs), conditions_of(runs), strict=True):
+        for place, condition in enumerate(conditions):
+            seeds = places.setdefault((method, condition), {})
+            repeats += not place and run.seed in seeds and seeds[run.seed].finished == run.finished
+            if run.seed not in seeds or (run.finished and not seeds[run.seed].finished):
+                seeds[run.seed] = run
     groups = []
     for (method, condition), by_seed in places.items():
         finished = tuple(run for run in by_seed.values() if run.finished)
@@ -391,52 +332,3 @@ def make_experiment(runs: Sequence[Run], baseline: str = BASELINE, where: str = 
     names = list(dict.fromkeys(str(run.config.get("name", run.path.name)) for run in runs))
     title = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     return Experiment(title + (f" ({where})" if where else ""), tuple(runs), tuple(groups), repeats, baseline)
-
-
-def _methods(runs: Sequence[Run]) -> list[Method]:
-    """Return the method of each run. Labels stay distinct when figures shorten them."""
-    settings = [flatten(run.config) for run in runs]
-    others = [
-        name for name in differing(settings)
-        if name not in _NOT_OF_A_METHOD and not name.startswith(_GROUPS_NOT_OF_A_METHOD)
-    ]  # fmt: skip
-    several = len({run.learner for run in runs}) > 1
-
-    def text(names: Sequence[str], own: Mapping[str, str]) -> str:
-        return ", ".join(f"{name}={own.get(key, 'none')}" for name, key in zip(names, others, strict=True))
-
-    found = [Method(run.learner, run.policy, text(others, own)) for run, own in zip(runs, settings, strict=True)]
-    for names in (others, _without_groups(others)):
-        labels = {}
-        for method, own in zip(found, settings, strict=True):
-            policy = f"{method.learner} + {method.policy}" if several else method.policy
-            labels[method] = " · ".join(filter(None, (policy, text(names, own))))
-        distinct = dict(zip(labels, distinct_labels(list(labels.values())), strict=True))
-        if distinct == labels:
-            break
-    return [replace(method, label=distinct[method]) for method in found]
-
-
-def _without_groups(names: Sequence[str]) -> list[str]:
-    """Return names of settings without their groups, where these are not needed: "optimiser.name" as "optimiser"."""
-    whole = [name.removesuffix(".name") for name in names]
-    last = [name.rpartition(".")[2] for name in whole]
-    return [own if last.count(own) == 1 else name for name, own in zip(whole, last, strict=True)]
-
-
-def _budgets(runs: Sequence[Run]) -> list[str]:
-    """Return the budget of each run: "0.5x" if only the factor differs, "5 updates" if these were set."""
-
-    def base(run: Run) -> str:
-        updates, passes = (dig(run.config, "budget", name) for name in ("updates", "passes"))
-        if updates is None:
-            return f"{1.0 if passes is None else passes} passes"
-        return f"{updates:,} updates" if isinstance(updates, int) else f"{updates} updates"
-
-    found = [(run.budget_factor, base(run)) for run in runs]
-    same_base = len({own for _, own in found}) < 2
-    plain = not same_base or all(times == 1.0 for times, _ in found)
-    return [
-        own if plain and times == 1.0 and own.endswith(" updates") else f"{times:g}x{'' if same_base else f' of {own}'}"
-        for times, own in found
-    ]

@@ -176,7 +176,7 @@ def _matches(group: Group, table: Mapping[str, Any], row: Mapping[str, Any], col
 
 def _has_policy(group: Group, row: Mapping[str, Any]) -> bool:
     """Return whether a group has the policy of a row, with any parameters."""
-    return group.method.policy.partition("(")[0] == str(row["policy"])
+    return not group.method.reference and group.method.policy.partition("(")[0] == str(row["policy"])
 
 
 def _policy(row: Mapping[str, Any]) -> str:

@@ -75,11 +75,27 @@ class Run:
 
     @property
     def policy(self) -> str:
-        return _part_label(self.config.get("policy"))
+        """The policy; empty if the learner does not rehearse."""
+        return _part_label(self.config["policy"]) if "policy" in self.config else ""
 
     @property
     def learner(self) -> str:
         return _part_label(self.config.get("learner"))
+
+    @property
+    def method(self) -> str:
+        """Learner and policy."""
+        return " + ".join(filter(None, (self.learner, self.policy)))
+
+    @property
+    def reference(self) -> bool:
+        """Whether it is a baseline to compare with: a learner without a policy, or ER-ACE as published."""
+        return not self.policy or self.method == "er_ace + uniform"
+
+    @property
+    def stores(self) -> bool:
+        """Whether its buffer held samples."""
+        return any(number(line.get("stored"), 0.0) > 0 for line in self.sessions)
 
     @property
     def buffer(self) -> str:

@@ -10,8 +10,9 @@ from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
+from graspcl.report.grouping import Condition
 from graspcl.report.measures import MIN_SEEDS, NONE, Mean, Measure, measures, p_text, plural, significant
-from graspcl.report.model import Condition, Difference, Experiment, Group
+from graspcl.report.model import Difference, Experiment, Group
 from graspcl.report.read import Run, differing, flatten, number
 
 INTERVAL = "mean ± half of its 95 % t-interval over seeds"
@@ -99,7 +100,7 @@ def number_field(heading: str, value: Callable[[Any], float], digits: int = 2, m
 
 def _group_fields(experiment: Experiment, seeds: bool = True) -> list[Field]:
     """Return the columns that identify a group; budget and buffer only where they differ."""
-    one_learner = len({method.learner for method in experiment.methods}) < 2
+    one_learner = len({method.learner for method in experiment.methods if not method.reference}) < 2
     order = {condition: float(place) for place, condition in enumerate(experiment.conditions)}
 
     def condition_field(axis: str) -> Field:
@@ -112,9 +113,12 @@ def _group_fields(experiment: Experiment, seeds: bool = True) -> list[Field]:
 
 
 def _measure_field(measure: Measure, groups: Sequence[Group]) -> Field:
-    """Return the column of a measure. The best mean under the same condition is bold, if there are others."""
+    """Return the column of a measure. The best mean under the same condition is bold, if there are others.
+
+    References are not among them.
+    """
     rivals: dict[Condition, list[float]] = {}
-    for group in groups:
+    for group in (group for group in groups if not group.method.reference):
         if measure.better and measure.key in group.values:
             rivals.setdefault(group.condition, []).append(round(group.mean(measure.key), measure.digits))
     best = {at: (max if measure.better == "higher" else min)(found) for at, found in rivals.items() if len(found) > 1}
@@ -123,7 +127,9 @@ def _measure_field(measure: Measure, groups: Sequence[Group]) -> Field:
         if group is None:
             return number_cell(math.nan)
         mean = group.over_seeds(measure.key).scaled(measure.factor)
-        bold = best.get(group.condition) == round(group.mean(measure.key), measure.digits)
+        bold = not group.method.reference and best.get(group.condition) == round(
+            group.mean(measure.key), measure.digits
+        )
         return mean_cell(mean, significant(mean.mean, measure.digits) if measure.digits else 0, bold)
 
     return Column(measure.heading, measure.meaning), cell
@@ -182,6 +188,8 @@ def comparison_table(experiment: Experiment, name: Literal["summary", "sweep", "
         captions.append(f"{tests} compare with {experiment.baseline}{common}.")
     elif name == "summary":
         captions.append(f"No policy can be compared with {experiment.baseline}; --baseline chooses another one.")
+    if any(group.method.reference for group in groups):
+        captions.append("References are other learners on the same data; they are not among the compared policies.")
     if experiment.repeats:
         captions.append(f"{plural(experiment.repeats, 'run')} with the settings and seed of another left out.")
     seen = {str(run.summary["seen"]) for group in groups for run in group.runs if "seen" in run.summary}
@@ -266,7 +274,7 @@ def run_list(runs: Sequence[Run]) -> Table:
     fields = [
         text_field("run", lambda run: run.path),
         text_field("state", lambda run: run.state),
-        text_field("policy", lambda run: run.policy if run.config else NONE),
+        text_field("policy", lambda run: run.policy or NONE),
         text_field("learner", lambda run: run.learner if run.config else NONE),
         number_field("seed", lambda run: run.seed if run.seed >= 0 else math.nan, 0),
         (Column("sessions"), lambda run: Cell(run.progress, float(len(run.sessions)))),
@@ -312,7 +320,7 @@ def session_table(run: Run) -> Table:
                 captions.append(f"drift ({unit}) β {run.value(f'{name}_auc'):.4g}, φ {run.value(f'{name}_mean'):.4g}")
         if run.value("updates_saved") > 0:
             captions.append(f"{run.value('updates_saved'):.0f} updates saved by stopping early")
-    title = f"{run.config.get('name', run.path.name)}: {run.learner} + {run.policy}"
+    title = f"{run.config.get('name', run.path.name)}: {run.method}"
     return make_table("session", title, fields, run.sessions, " · ".join(captions))
 
 

@@ -207,8 +207,8 @@ class Config:
 
     @property
     def label(self) -> str:
-        """Return learner and policy, as tables show them."""
-        return f"{self.learner} + {self.policy}"
+        """Return learner and policy, if it has one, as tables show them."""
+        return f"{self.learner} + {self.policy}" if self.rehearses else str(self.learner)
 
     @property
     def folder(self) -> str:
@@ -217,11 +217,22 @@ class Config:
 
     @property
     def path(self) -> str:
-        """Return the run's folder below a folder of runs: name, learner, policy, seed and a digest of the settings."""
+        """Return the run's folder below a folder of runs: name, learner, policy, seed and a digest of the settings.
+
+        A learner that does not rehearse has no policy.
+        """
         from graspcl.settings.read import settled
 
-        parts = f"{self.folder}/{_folder_name(str(self.learner))}/{_folder_name(str(self.policy))}"
-        return f"{parts}/seed-{self.seed}-{digest(identity(as_plain(settled(self))))[:6]}"
+        parts = [self.folder, _folder_name(str(self.learner))]
+        parts += [_folder_name(str(self.policy))] if self.rehearses else []
+        return f"{'/'.join(parts)}/seed-{self.seed}-{digest(identity(as_plain(settled(self))))[:6]}"
+
+    @property
+    def rehearses(self) -> bool:
+        """Return whether the learner rehearses samples that the policy selects."""
+        from graspcl.learner import learners
+
+        return self.learner.name not in learners or learners.get(self.learner.name).rehearses
 
     @property
     def reads(self) -> str:

@@ -9,26 +9,34 @@ from typing import Any
 
 from graspcl.errors import GraspError
 from graspcl.registry import Registry
-from graspcl.settings.config import BudgetConfig, Config, Part
-from graspcl.settings.read import change, parse, parse_parts
+from graspcl.settings.config import BudgetConfig, BufferConfig, Config, Part
+from graspcl.settings.read import change, parse, parse_parts, settled
+
+REFERENCES = "ncm,slda,ranpac,probe,er_ace"  # learners to compare with
+_REFERENCE_POLICY = Part("uniform")  # of references that rehearse, as published for er_ace
 
 
 def grid(
-    config: Config, policy_names: str, learner_names: str = "", seeds: str = "1", updates: str = "1x", buffers: str = ""
-) -> list[Config]:
+    config: Config, policy_names: str, learner_names: str = "", seeds: str = "1", updates: str = "1x",
+    buffers: str = "", references: str = "none",
+) -> list[Config]:  # fmt: skip
     """Return every combination of comma-separated lists, each of which changes one thing in `config`.
 
     Args:
         config: the settings to start from.
-        policy_names: policies, or "all"; parameters in brackets, as in mir(candidates=50).
+        policy_names: policies, or "all"; parameters in brackets, as in mir(candidates=50). Learners that do not
+            rehearse have none.
         learner_names: learners, or "all"; by default the one of `config`.
         seeds: how many seeds, or which.
         updates: budgets: 0.5x is half of the one in `config`, 500 is 500 updates per session.
-        buffers: capacities; by default the one of `config`. Learners that store everything ignore them.
+        buffers: capacities; by default the one of `config`. Learners that store everything or nothing ignore them.
+        references: learners that are added once, whatever the policies; "all" for `REFERENCES`, or "none".
 
     >>> found = grid(Config(), "grasp,uniform_balanced(replace=False)", seeds="2", updates="0.5x,1x")
     >>> len(found), str(found[-1].policy), found[-1].seed, found[0].budget.times
     (8, 'uniform_balanced(replace=False)', 1, 0.5)
+    >>> [one.label for one in grid(Config(), "grasp", references="slda,er_ace")]
+    ['siesta + grasp', 'slda', 'er_ace + uniform']
     """
     from graspcl.learner import learners
     from graspcl.policy import policies
@@ -37,12 +45,22 @@ def grid(
     chosen = _parts(policies, policy_names)
     if not chosen:
         raise GraspError("--policies: give at least one, or all")
+    named = {"all": REFERENCES, "none": ""}.get(references, references)
+    compared = [(learner, chosen) for learner in _parts(learners, learner_names) or [config.learner]]
+    compared += [(learner, [_REFERENCE_POLICY]) for learner in _parts(learners, named)]
     words = [word.strip() for word in buffers.split(",") if word.strip()]
     given: list[Any] = [change(config, {"buffer": word}).buffer.capacity for word in words]
+    budgets = _budgets(updates, config.budget)
     found = []
-    for seed, learner in product(parse_seeds(seeds), _parts(learners, learner_names) or [config.learner]):
-        fit = [None] if learners.get(learner.name).unbounded else given or [config.buffer.capacity]
-        for capacity, budget, policy in product(fit, _budgets(updates, config.budget), chosen):
+    for seed, (learner, own) in product(parse_seeds(seeds), compared):
+        kind = learners.get(learner.name)
+        fit = [None] if kind.unbounded or not kind.stores else given or [config.buffer.capacity]
+        if not kind.rehearses:
+            for capacity in fit:
+                buffer = replace(BufferConfig(), capacity=capacity)
+                found.append(settled(replace(kept, seed=seed, learner=learner, buffer=buffer)))
+            continue
+        for capacity, budget, policy in product(fit, budgets, own):
             buffer = replace(config.buffer, capacity=capacity)
             found.append(replace(kept, seed=seed, learner=learner, policy=policy, budget=budget, buffer=buffer))
     return found

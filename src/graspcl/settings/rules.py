@@ -22,6 +22,9 @@ def idle_reason(config: Config, name: str) -> str | None:
     base, stream, updates = config.base, config.stream, config.budget.updates
     reads = config.reads if re.fullmatch("data.(pixels|text|label|tasks)", name) else ""  # it loads torch
     no_base = not stream.base_classes and stream.file is None
+    static = re.match("(policy|budget|optimiser|stop|base|buffer)[.]", name) is not None and not config.rehearses
+    stores = not static or registries()["learners"].get(config.learner.name).stores
+    learner = f"learner {config.learner.name}"
     adamw = [one is not None and one.name == "adamw" for one in (config.optimiser, base.optimiser)]
     for pattern, idle, reason in (
         ("budget.passes", updates is not None, f"budget.updates is {updates}; --budget.updates none counts passes"),
@@ -30,6 +33,8 @@ def idle_reason(config: Config, name: str) -> str | None:
             config.stop.patience is None and config.stop.keep is None,
             "without stop.patience or stop.keep nothing is held out",
         ),
+        ("(policy|budget|optimiser|stop|base.optimiser)[.].*|base.passes", static, f"{learner} does not rehearse"),
+        ("buffer.*", not stores, f"{learner} stores no samples"),
         ("base.(passes|optimiser.*)", no_base, "there are no base classes (stream.base_classes)"),
         ("base.optimiser.*", not base.passes, "with base.passes 0 the base samples are not rehearsed"),
         ("network.frozen", config.rehearsal == "latent", "latent rehearsal never changes the frozen part"),

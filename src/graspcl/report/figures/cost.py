@@ -11,8 +11,9 @@ import numpy as np
 from graspcl.metric import updates_to_reach
 from graspcl.report.figures import style
 from graspcl.report.figures.style import Trace, View
+from graspcl.report.grouping import Method
 from graspcl.report.measures import LABEL, shorten, tick_label
-from graspcl.report.model import Experiment, Group, Method, Saving
+from graspcl.report.model import Experiment, Group, Saving
 
 _MOST_SAVINGS = 5  # described in the note
 
@@ -102,7 +103,7 @@ def _points(experiment: Experiment, method: Method, cost: Cost, groups: list[Gro
 @style.by_condition
 def training_time(experiment: Experiment, label: str, groups: list[Group]) -> View | None:
     """Time of a session relative to uniform rehearsal, or to the baseline if there is none, as `Group.spent` has it."""
-    times = {group.method: group.spent for group in groups if group.finished}
+    times = {group.method: group.spent for group in groups if group.finished and not group.method.reference}
     unit = "uniform" if any(method.policy == "uniform" for method in times) else experiment.baseline
     whole = {m.learner + m.others: sum(own) for m, own in times.items() if m.policy == unit}
     shares = {m: np.divide(own, whole.get(m.learner + m.others, math.nan)) for m, own in reversed(times.items())}

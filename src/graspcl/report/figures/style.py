@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from graspcl.checks import Array
+from graspcl.report.grouping import Method
 from graspcl.report.measures import LABEL, MIN_SEEDS, Mean, plural, shorten
-from graspcl.report.model import Experiment, Group, Method
+from graspcl.report.model import Experiment, Group
 
 Trace = dict[str, Any]
 
@@ -69,7 +70,7 @@ def line_style(experiment: Experiment, method: Method) -> Trace:
     colour = COLOURS[place % len(COLOURS)]
     return {
         "type": "scatter", "name": plain_text(method.label), "legendgroup": str(place),
-        "line": {"color": colour, "dash": _DASHES[place % len(_DASHES)], "width": 2},
+        "line": {"color": colour, "dash": "dot" if method.reference else _DASHES[place % len(_DASHES)], "width": 2},
         "marker": {"color": colour, "symbol": _MARKERS[place % len(_MARKERS)], "size": 7},
     }  # fmt: skip
 
@@ -97,7 +98,7 @@ def line_with_band(
 ) -> list[Trace]:
     """Return a line of means in percent or above zero, and a band of ± `half` around it.
 
-    With more than six methods only GRASP and the baseline have a band.
+    With more than six methods only GRASP and the baseline have a band; references have none.
     """
     style = {**line_style(experiment, method), "mode": "lines+markers", **look}
     middle, wide = np.asarray(mean, np.float64), np.asarray(half, np.float64)
@@ -108,7 +109,8 @@ def line_with_band(
         return [line]
     texts = ["" if np.isnan(value) else f" ± {value:.2f}" for value in wide[there]]
     line |= {"customdata": texts, "hovertemplate": "%{y:.2f}%{customdata}"}
-    if len(experiment.methods) > 6 and method.policy not in ("grasp", experiment.baseline):
+    compared = sum(not one.reference for one in experiment.methods)
+    if method.reference or (compared > 6 and method.policy not in ("grasp", experiment.baseline)):
         return [line]
     low, high = np.clip([middle - wide, middle + wide], 0, 100)[:, known]
     places = [x[int(at)] for at in known]
