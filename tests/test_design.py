@@ -39,7 +39,7 @@ HEAVY = {
     "transformers": {"model"},
     "PIL": {"data"},
     "pyarrow": {"data"},
-    "scipy": {"metric"},
+    "scipy": {"metric", "learner"},
     "plotly": {"report"},
     "jinja2": {"report"},
     "rich": {"report", "cli", "bench"},

@@ -46,7 +46,7 @@ def test_presets_are_listed_and_shown(graspcl):
             ],
         ),
         ("show", ["WHAT", "--scale", "--buffer 8MB", "TOML", "--data.* path=, pixels=224"]),
-        ("sweep", ["WHAT", "--policies", "--learners", "--seeds", "--updates", "--buffer", "--workers", "0.5x"]),
+        ("sweep", ["WHAT", "--policies", "--learners", "--seeds", "--updates", "--buffer", "--references", "0.5x"]),
         ("pretrain", ["WHAT", "--out", "--base.stages", "weights(file=FILE)"]),
         ("list", ["--name", "--policy", "--learner", "--state", "codecs"]),
     ],
@@ -99,7 +99,7 @@ def test_a_sweep_with_a_plugin_and_failures(graspcl, tmp_path):
     done = graspcl(
         "sweep", "listings", "--scale", "smoke", "--seeds", "0,7", "--updates", "1x,3", "--buffer", "80,10B",
         "--policies", "middle_first,uniform_balanced(replace=False),uniform_balanced", "--stream.chunk", "40",
-        "--plugin", ROOT / "examples" / "middle_first.py", "--workers", "1", code=1,
+        "--plugin", ROOT / "examples" / "middle_first.py", "--workers", "1", "--references", "none", code=1,
     )  # fmt: skip
     assert "12 runs finished, 12 failed: runs/listings-smoke" in done and "…" not in done
     assert done.count("a buffer of 10B holds no sample") == 12

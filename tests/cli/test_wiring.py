@@ -64,15 +64,15 @@ def sweeps(calls):
 def test_sweep(graspcl, sweeps):
     lists = {
         "--policies": "mir(candidates=9),middle_first", "--learners": "derpp,siesta", "--seeds": "3,7",
-        "--updates": "0.5x,40", "--buffer": "80,none",
+        "--updates": "0.5x,40", "--buffer": "80,none", "--references": "slda",
     }  # fmt: skip
     options = ("--scale", "small", "--rehearsal", "veridical", "--out", "here", "--workers", "2", "--optimiser.lr", "3")
     words = [word for pair in lists.items() for word in pair]
     said = graspcl("sweep", "groceries", *words, *options, "--plugin", PLUGIN, code=1)
     ((configs, out, _, workers, title),) = sweeps.noted["sweep"]
     config = change(preset("groceries", "small", "veridical"), {"optimiser.lr": 3})
-    assert configs == grid(config, *lists.values()) and len(configs) == 32
-    assert (out, workers, title) == (Path("here"), "the workers", "groceries-small-veridical: 32 runs")
+    assert configs == grid(config, *lists.values()) and len(configs) == 34
+    assert (out, workers, title) == (Path("here"), "the workers", "groceries-small-veridical: 34 runs")
     assert sweeps.noted["make_workers"] == [(2, [PLUGIN])]
     assert sweeps.noted["sweep_table"] == [("groceries-small-veridical", [Path("good")], {"width": 80})]
     assert "failed bad: no reason" in said and f"1 run finished, 1 failed: {Path('here') / config.folder}" in said
@@ -81,8 +81,10 @@ def test_sweep(graspcl, sweeps):
 def test_a_sweep_of_one_run_without_a_bound(graspcl, sweeps):
     graspcl("sweep", "groceries", "--policies", "mof", "--seeds", "1", "--memory", "unbounded", code=1)
     ((configs, out, *_, title),) = sweeps.noted["sweep"]
-    assert configs == grid(preset("groceries", memory="unbounded"), "mof", seeds="1")
-    assert (out, title) == (Path("runs"), "groceries-unbounded: 1 run")
+    assert configs == grid(preset("groceries", memory="unbounded"), "mof", seeds="1", references="all")
+    assert (out, title) == (Path("runs"), "groceries-unbounded: 6 runs")
+    graspcl("sweep", "groceries", "--policies", "mof", "--seeds", "1", "--references", "none", code=1)
+    assert sweeps.noted["sweep"][1][0] == grid(preset("groceries"), "mof", seeds="1")
 
 
 @pytest.fixture
@@ -99,10 +101,11 @@ def test_demo(graspcl, demos):
     options = ("--seeds", "2", "--policies", "mir,middle_first", "--workers", "3", "--out", "here", "--plugin", PLUGIN)
     said = graspcl("demo", *options)
     listings, groceries = demos.noted["sweep"]
-    assert listings[0] == grid(preset("listings"), "mir,middle_first", seeds="2")
-    assert groceries[0] == grid(preset("groceries", memory="unbounded"), "mir,middle_first", seeds="2")
+    assert listings[0] == grid(preset("listings"), "mir,middle_first", seeds="2", references="all")
+    unbounded = preset("groceries", memory="unbounded")
+    assert groceries[0] == grid(unbounded, "mir,middle_first", seeds="2", references="all")
     assert [one[3:] for one in (listings, groceries)] == [
-        ("the workers", "listings: 4 runs"), ("the workers", "groceries-unbounded: 4 runs"),
+        ("the workers", "listings: 14 runs"), ("the workers", "groceries-unbounded: 14 runs"),
     ]  # fmt: skip
     assert demos.noted["make_workers"] == [(3, [PLUGIN])]
     folder = listings[1]
@@ -114,17 +117,17 @@ def test_demo(graspcl, demos):
     assert said.count("the table") == 2
     demos.noted.clear()
     graspcl("demo", "--streams", "groceries")
-    assert [given[4] for given in demos.noted["sweep"]] == ["groceries-unbounded: 12 runs"]
+    assert [given[4] for given in demos.noted["sweep"]] == ["groceries-unbounded: 27 runs"]
 
 
 def test_demo_of_texts(graspcl, demos):
     graspcl("demo", "--text")
-    assert demos.noted["sweep"][0][0] == grid(preset("intents"), DEMO, seeds="3")
+    assert demos.noted["sweep"][0][0] == grid(preset("intents"), DEMO, seeds="3", references="all")
     demos.replace("graspcl.experiment.prepare.fit_to_data", preset("intents", seed=8))
     graspcl("demo", "--text", "--data", "my.csv", "--data.text", "said", "--data.label", "meant", "--seeds", "1")
     ((given,),) = demos.noted["fit_to_data"]
     assert (given.data.path, given.data.text, given.data.label) == ("my.csv", "said", "meant")
-    assert [config.seed for config in demos.noted["sweep"][1][0]] == [0] * 4
+    assert [config.seed for config in demos.noted["sweep"][1][0]] == [0] * 9
     assert demos.noted["comparison"][1][0] == f"my.csv, {given.data.classes} classes"
 
 

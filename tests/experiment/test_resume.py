@@ -60,6 +60,9 @@ RUNS = {
     "veridical": (f"{PHOTOS} --rehearsal veridical", ["before epoch 3", "before observe 3", "after step 2"]),
     "derpp and mir": (f"{LISTINGS} --learner derpp --policy mir", KILLS),
     "gdumb and rainbow": (f"{LISTINGS} --learner gdumb --policy rainbow", KILLS),
+    "without a policy": (
+        f"{LISTINGS} --learner slda", ["before finish 2", "after metrics 1", "after checkpoint 1", "before finish 1"],
+    ),
     # The first session ends early, and is killed between that and its record.
     "patience, drift and remembered distances": (
         f"{LISTINGS} --policy.distances remembered --stop patience=1,every=1,share=0.2,keep=best --measure.drift 8",

@@ -14,8 +14,8 @@ from graspcl.metric import interval
 from graspcl.report import gather
 from graspcl.report.figures import style
 from graspcl.report.figures.style import over_seeds
-from graspcl.report.measures import LABEL, Mean, distinct_labels, p_text, plural, shorten, significant, tick_label
 from graspcl.report.grouping import _GROUPS_NOT_OF_A_METHOD, _NOT_OF_A_METHOD
+from graspcl.report.measures import LABEL, Mean, distinct_labels, p_text, plural, shorten, significant, tick_label
 from graspcl.report.read import flatten
 from graspcl.report.render.html import render_report
 from graspcl.report.samples import TITLE
