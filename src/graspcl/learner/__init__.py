@@ -1,5 +1,6 @@
 """Learners: what is done online with new samples and offline with rehearsed ones."""
 
+from graspcl.learner.aligned import Aligned
 from graspcl.learner.baselines import Finetune, GDumb, Offline
 from graspcl.learner.derpp import Derpp
 from graspcl.learner.idbr import Idbr
@@ -9,6 +10,7 @@ from graspcl.learner.rehearsal import Batch, Diverged, Rehearsal, SessionLog
 from graspcl.learner.siesta import Siesta
 
 __all__ = [
+    "Aligned",
     "Batch",
     "Derpp",
     "Diverged",
