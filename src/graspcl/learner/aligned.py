@@ -245,7 +245,8 @@ class Movement:
     It is a ridge regression of the difference, so that features stay where they were as far as nothing is known.
     """
 
-    def __init__(self, width: int, device: torch.device) -> None:
+    def __init__(self, width: int, device: torch.device, prior: float = _PRIOR) -> None:
+        self.prior = prior
         self._pairs = torch.zeros(2 * width + 1, 2 * width + 1, dtype=torch.float64, device=device)
 
     def add(self, before: Tensor, now: Tensor) -> None:
@@ -260,7 +261,7 @@ class Movement:
         covariance = second - torch.outer(means, means)
         old, new = slice(0, width), slice(width, None)
         shrunk = covariance[old, old].clone()
-        shrunk.diagonal().add_(_PRIOR * shrunk.diagonal().mean())
+        shrunk.diagonal().add_(self.prior * shrunk.diagonal().mean())
         move = solve(shrunk, covariance[old, new] - covariance[old, old]).T + torch.eye(width).to(shrunk)
         shift = means[new] - move @ means[old]
         mixed = move @ covariance[old, new]
