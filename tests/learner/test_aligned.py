@@ -1,4 +1,4 @@
-"""The default learner: its head is the discriminant of all samples, its halves are cross-fitted, its past is carried."""
+"""The default learner: a discriminant of all samples, halves that are cross-fitted, and a past that is carried over."""
 
 import numpy as np
 import pytest
