@@ -36,6 +36,6 @@ __all__ = [
     "timm_network",
     "transformer_network",
     "vector_network",
-    "wide_network",
     "veridical",
+    "wide_network",
 ]
