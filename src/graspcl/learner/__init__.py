@@ -1,5 +1,6 @@
 """Learners: what is done online with new samples and offline with rehearsed ones."""
 
+from graspcl.learner.aligned import Aligned
 from graspcl.learner.baselines import ErAce, Finetune, GDumb, Offline
 from graspcl.learner.closed_form import Ncm, RanPac, Slda, SolvedHead
 from graspcl.learner.derpp import Derpp
@@ -11,6 +12,7 @@ from graspcl.learner.rehearsal import Batch, Diverged, Rehearsal, SessionLog
 from graspcl.learner.siesta import Siesta
 
 __all__ = [
+    "Aligned",
     "Batch",
     "Derpp",
     "Diverged",

@@ -64,6 +64,7 @@ class Learner:
     rehearses: ClassVar[bool] = True  # whether it makes updates on samples that a policy selects
     stores: ClassVar[bool] = True  # whether its buffer holds samples
     unbounded: ClassVar[bool] = False  # stores everything, so its buffer takes no capacity
+    optimiser_by_default: ClassVar[Optimiser] = Optimiser()
     offline: bool = False  # new samples may exceed the buffer's capacity until the session ends
     groups_by: str | None = None  # the buffer's column used for balanced sampling, instead of the class
 
@@ -91,7 +92,7 @@ class Learner:
         self.network = network.execute(self.execution).eval()
         self.buffer = buffer
         self.policy = policies.create(policy) if isinstance(policy, str) else policy
-        self.optimiser = optimiser or Optimiser()
+        self.optimiser = optimiser or self.optimiser_by_default
         self.rng = np.random.default_rng(rng)
         self._set_classes(range(network.head.classes))
         self.setup()

@@ -10,6 +10,7 @@ import torch
 from graspcl.checks import Positive, Share, checked
 
 _LEAST = 1e-10  # share of the largest eigenvalue below which a direction counts as noise
+_LITTLE = 1e-3  # share of the scatter between classes that counts as scatter within them, if that has less
 _NEVER = -1e30  # the bias of a class without samples, so that it is not predicted
 
 Rows = tuple[torch.Tensor, torch.Tensor]  # weights [K, D] and biases [K] of a linear head, float64
@@ -59,6 +60,15 @@ class Moments:
             total.sums[: len(part.sums)] += part.sums
             total.second += part.second
         return total
+
+    def __sub__(self, other: Moments) -> Moments:
+        """Return the moments without those of some of the same samples."""
+        rest = self + Moments(self.sums.shape[1], device=self.sums.device, second=bool(len(self.second)))
+        known = len(other.counts)
+        rest.counts[:known] -= other.counts
+        rest.sums[:known] -= other.sums
+        rest.second -= other.second
+        return rest
 
     @property
     def means(self) -> torch.Tensor:
@@ -123,7 +133,11 @@ def discriminant_rows(moments: Moments, shrinkage: Share) -> Rows:
     shrunk: (1 - shrinkage) Σ + shrinkage · mean(diag Σ) · I.
     """
     covariance, means = moments.within, moments.means
-    level = covariance.diagonal().mean().clamp_min(torch.finfo(torch.float64).tiny)
+    # Where every class has one sample there is no scatter within classes; a little of the scatter of all replaces it.
+    mean = moments.sums.sum(0) / moments.counts.sum().clamp_min(1)
+    between = ((means - mean).square() * moments.counts[:, None]).sum() / moments.counts.sum().clamp_min(1)
+    level = torch.maximum(covariance.diagonal().mean(), _LITTLE * between / len(mean))
+    level = torch.where(level > 0, level, 1.0)
     covariance = covariance.mul_(1 - shrinkage)
     covariance.diagonal().add_(shrinkage * level)
     weight = solve(covariance, means.T).T

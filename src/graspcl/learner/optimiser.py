@@ -28,8 +28,9 @@ class Optimiser:
     momentum: Annotated[float, Range(0, 1, below=True)] = 0.9  # of SGD; the schedule does not cycle it
     weight_decay: NonNegative = 1e-5  # L2 penalty of SGD, decoupled for AdamW
     layer_decay: Annotated[float, Range(0, 1, above=True)] = 0.99  # a layer's rate, relative to the layer after it
-    schedule: Literal["onecycle", "constant"] = "onecycle"  # over the whole session
-    warmup: Count | None = None  # updates over which a constant rate first rises, at the start of each session
+    schedule: Literal["onecycle", "linear", "constant"] = "onecycle"  # over the whole session
+    # updates over which a constant or linear rate first rises, at the start of each session; linear: a tenth by default
+    warmup: Count | None = None
 
     def build(self, parameters: Sequence[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
         """Create the optimiser of named `parameters`, ordered from the first to the last layer."""
@@ -47,6 +48,12 @@ class Optimiser:
     def scheduler(self, optimizer: torch.optim.Optimizer, updates: int) -> torch.optim.lr_scheduler.LRScheduler:
         """Create the learning-rate schedule of a session of `updates` steps."""
         # OneCycle needs at least four steps to rise and fall.
+        if self.schedule == "linear":
+            rise = self.warmup or max(1, round(updates / 10))
+            fall = max(1, updates - rise)
+            return torch.optim.lr_scheduler.LambdaLR(
+                optimizer, lambda step: min((step + 1) / rise, max(0.0, (updates - step) / fall))
+            )
         if self.schedule == "constant" or updates < 4:
             rise = self.warmup or 1
             return torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=1 / rise, total_iters=rise)

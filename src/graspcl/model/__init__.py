@@ -7,7 +7,7 @@ from graspcl.model.layers import GlobalAveragePool, ImageInput, SeededDropout, b
 from graspcl.model.mobilenet import mobilenet_v3_large
 from graspcl.model.mobilevit import mobilevit_s
 from graspcl.model.network import Outputs, SplitNetwork, make_network, networks, veridical
-from graspcl.model.small import small_network, vector_network
+from graspcl.model.small import small_network, vector_network, wide_network
 from graspcl.model.texts import StaticTextEncoder, TextInputs, Tokenizer, packaged_encoder
 from graspcl.model.timm import timm_network
 from graspcl.model.transformer import transformer_network
@@ -37,4 +37,5 @@ __all__ = [
     "transformer_network",
     "vector_network",
     "veridical",
+    "wide_network",
 ]

@@ -1,13 +1,15 @@
-"""Two small networks for work on a CPU: a convolutional one for images, and one for vectors."""
+"""Small networks for work on a CPU: a convolutional one for images, and two for vectors."""
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from functools import partial
 from typing import Annotated
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from graspcl.checks import Count, Positive, Range, checked
 from graspcl.model.head import CosineHead
@@ -98,3 +100,45 @@ def vector_network(
     plastic = build(layers, generator)
     neck = nn.Sequential(nn.GELU(), SeededDropout(dropout, generator))
     return SplitNetwork(nn.Identity(), plastic, CosineHead(embedding, classes, generator=generator, scale=scale), neck)
+
+
+@networks.register("wide", reads="vectors", prepare=static_inputs)
+@checked
+def wide_network(
+    dim: Count,
+    width: Count = 2000,
+    classes: int = 0,
+    dropout: Dropout = 0.0,
+    *,
+    generator: torch.Generator,
+    scale: Positive = 1.0,
+) -> SplitNetwork:
+    """Create a network for vectors [N, dim] from an encoder: the vector, and a wide layer of ReLUs beside it.
+
+    A linear head on random ReLUs is already a strong classifier of embeddings. The vectors should have length 1, about.
+
+    Args:
+        dim: width of the input.
+        width: number of ReLUs, with random weights to start with.
+
+    >>> net = wide_network(256, classes=66, width=500, generator=torch.Generator().manual_seed(0))
+    >>> [tuple(part.shape) for part in net(net.encode(torch.zeros(2, 256)))]
+    [(2, 756), (2, 756), (2, 66)]
+    """
+    plastic = build(lambda: _Beside(dim, width), generator)
+    nn.init.normal_(plastic.hidden.weight, generator=generator)
+    neck = SeededDropout(dropout, generator)
+    return SplitNetwork(
+        nn.Identity(), plastic, CosineHead(dim + width, classes, generator=generator, scale=scale), neck
+    )
+
+
+class _Beside(nn.Module):
+    """A vector, scaled to numbers around 1, followed by ReLUs of it."""
+
+    def __init__(self, dim: int, width: int) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(dim, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x * math.sqrt(x.shape[1]), F.relu(self.hidden(x))], dim=1)

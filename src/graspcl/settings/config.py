@@ -82,7 +82,7 @@ class OptimiserConfig:
     momentum: Annotated[float, Range(0, 1, below=True)] = 0.9
     weight_decay: NonNegative = 1e-5
     layer_decay: Annotated[float, Range(0, 1, above=True)] = 0.99
-    schedule: Literal["onecycle", "constant"] = "onecycle"
+    schedule: Literal["onecycle", "linear", "constant"] = "onecycle"
     warmup: Count | None = None
 
 

@@ -1,0 +1,275 @@
+"""The default learner: a head solved in closed form, rehearsal of the plastic part against it, and the head again.
+
+A trained head follows the features slowly: after a few hundred updates it hides what rehearsal has improved below it.
+Here it is never trained. It is the linear discriminant of the features, which follows from running sums (`Moments`),
+so it knows a new class at once and fits the features after every session.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from graspcl.buffer import Codes
+from graspcl.checks import Array
+from graspcl.learner.learner import Learner, learners
+from graspcl.learner.moments import Moments, Rows, discriminant_rows, solve
+from graspcl.learner.optimiser import Optimiser
+from graspcl.learner.rehearsal import Batch
+from graspcl.model import LinearHead, Outputs
+from graspcl.policy import Costs
+
+_CHUNK = 512  # samples per forward pass
+_JUDGES = 1024  # samples of each half at most on which shrinkage and temperature are chosen
+_SHRINKAGES = (1e-3, 1e-2, 0.1, 0.3, 0.6, 0.8, 0.9, 0.95)
+_PRIOR = 1.0  # strength of the regression that predicts how features have moved, relative to their variance
+_TEMPERATURES = tuple(10 ** (step / 6) for step in range(-18, 7))
+
+
+@learners.register("aligned")
+class Aligned(Learner):
+    """Rehearsal of the plastic part between two solutions of the head: the default learner.
+
+    1. New samples enter the sums of their class at once. Predictions use the discriminant of all sums.
+    2. A session rehearses the plastic part against fixed rows. They are cross-fitted: samples are in two halves, and
+       each half trains against the rows of the other. Rows solved on the samples they train have almost no loss where
+       a class has few of them, and nothing would be learned.
+    3. After the session the sums are computed again, with the features as they are now. For samples that the buffer no
+       longer holds they are predicted: a linear map from the features of the network as it came, whose sums are exact
+       for all samples ever seen, to those of today. It is fitted on the stored samples.
+
+    Shrinkage and temperature of the discriminant are those under which each half's rows make the other half's classes
+    likeliest. So the logits are calibrated.
+
+    Parameters are those of `Learner`; the optimiser is AdamW by default.
+
+    >>> from graspcl import Buffer
+    >>> from graspcl.model import vector_network
+    >>> from graspcl.policy import Budget
+    >>> learner = Aligned(vector_network(4, generator=torch.Generator().manual_seed(0)), Buffer(), "grasp")
+    >>> learner.observe(torch.eye(4), [0, 0, 1, 1])
+    >>> learner.predict(torch.eye(4)).tolist()
+    [0, 0, 1, 1]
+    >>> learner.rehearse(Budget(updates=3, batch_size=2)).coverage
+    1.0
+    """
+
+    optimiser_by_default = Optimiser("adamw", 3e-4, weight_decay=0.01, layer_decay=1.0, schedule="linear")
+
+    def setup(self) -> None:
+        network = self.network
+        width, generator = network.head.features, torch.Generator().manual_seed(0)
+        network.head = LinearHead(width, len(self.classes), generator=generator).to(self.device).requires_grad_(False)
+        # What the network computed when it came; its features of a sample never change.
+        self._original = copy.deepcopy(nn.Sequential(network.plastic, network.neck)).eval().requires_grad_(False)
+        self._halves = [self._no_moments(), self._no_moments()]  # of all samples that are stored or new
+        self._gone = self._no_moments()  # predicted, of samples that are neither
+        self._seen = self._no_moments()  # of all samples, in the original features; nothing where nothing can be gone
+        self._crossed: list[Rows] = []  # during a session, the rows against which each half trains
+        self._stale = False  # whether the head misses samples
+
+    def _no_moments(self) -> Moments:
+        return Moments(self.network.head.features, device=self.device)
+
+    @property
+    def _forgets(self) -> bool:
+        """Whether the buffer can lose samples."""
+        return self.buffer.capacity is not None
+
+    def learn_online(self, outputs: Outputs, targets: Tensor) -> None:
+        births = self.buffer.seen - len(targets) + np.arange(len(targets))
+        self._add(outputs.features, targets, births)
+        self._stale = True
+
+    def observe_codes(self, codes: Codes, labels: Any, ids: Any | None = None) -> None:
+        super().observe_codes(codes, labels, ids)
+        if self._forgets:
+            targets = self.rows(torch.as_tensor(np.asarray(labels), dtype=torch.int64, device=self.device))
+            for begin in range(0, len(targets), _CHUNK):
+                part = slice(begin, begin + _CHUNK)
+                self._seen.add(self._originally(self.buffer.decode(codes[part], self.device)), targets[part])
+
+    def _add(self, features: Tensor, targets: Tensor, births: Array) -> None:
+        half = torch.from_numpy(_half(births)).to(self.device)
+        for number, moments in enumerate(self._halves):
+            moments.add(features[half == number], targets[half == number])
+
+    def _originally(self, inputs: Tensor) -> Tensor:
+        with torch.no_grad(), self.network.execution.autocast():
+            features: Tensor = self._original(inputs)
+        return features.float()
+
+    def outputs(self, samples: Codes, part: str, *how: Any) -> Tensor:
+        if part == "logits" and self._stale:
+            self._solve()
+        return super().outputs(samples, part, *how)
+
+    def begin_session(self) -> None:
+        self._crossed = self._solve()
+
+    def loss(self, batch: Batch) -> Tensor:
+        half = torch.from_numpy(_half(self.buffer.births[batch.slots])).to(self.device)
+        first, second = (F.linear(batch.outputs.features, *rows) for rows in self._crossed)
+        return F.cross_entropy(torch.where(half[:, None] == 0, first, second), batch.targets)
+
+    def end_session(self, costs: Costs) -> None:
+        super().end_session(costs)
+        self._crossed = []
+        if costs.updates:
+            self._measure_again()
+            costs.training_forward += len(self.buffer) * (1 + self._forgets)
+        if self._stale or costs.updates:
+            self._solve()
+
+    def _measure_again(self) -> None:
+        """Compute the moments with the network as it is now."""
+        buffer = self.buffer
+        self._halves = [self._no_moments(), self._no_moments()]
+        stored, moved = self._no_moments(), Movement(self.network.head.features, self.device)
+        for begin in range(0, len(buffer), _CHUNK):
+            slots = np.arange(begin, min(begin + _CHUNK, len(buffer)))
+            inputs, targets, features = self._features(slots)
+            self._add(features, targets, buffer.births[slots])
+            if self._forgets:
+                before = self._originally(inputs)
+                stored.add(before, targets)
+                moved.add(before, features)
+        if self._forgets:
+            self._gone = moved.carry(self._seen - stored)
+
+    def _features(self, slots: Array) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the inputs, the rows of the head and the features of stored samples."""
+        inputs, labels = self.buffer.fetch(slots, self.device)
+        with torch.no_grad():
+            features = self.network.eval()(inputs).features
+        return inputs, self.rows(labels), features
+
+    def _solve(self) -> list[Rows]:
+        """Solve the head with all samples; return the rows against which each half trains."""
+        for moments in (*self._halves, self._gone):
+            moments.grow(len(self.classes))
+        first, second = self._halves
+        others = [second + self._gone, first + self._gone]  # what half 0 and half 1 do not train
+        shrinkage, temperature = self._chosen(others)
+        whole = _rows(first + others[0], shrinkage, temperature)
+        # A class without samples in the other half is an exception: it trains against the rows of all samples.
+        crossed = [_rows(moments, shrinkage, temperature, whole) for moments in others]
+        with torch.no_grad():
+            self.network.head.weight.copy_(whole[0])
+            self.network.head.bias.copy_(whole[1])
+        self._stale = False
+        return crossed
+
+    def _chosen(self, others: list[Moments]) -> tuple[float, float]:
+        """Return the shrinkage and the temperature under which rows of `others` make stored samples likeliest."""
+        halves = _half(self.buffer.births)
+        judges = [_spread(np.flatnonzero(halves == number), _JUDGES) for number in (0, 1)]
+        seen = [self._features(slots)[1:] for slots in judges]
+        best = (math.inf, _SHRINKAGES[-1], 1.0)
+        for shrinkage in _SHRINKAGES:
+            logits, targets = [], []
+            for (rows, features), moments in zip(seen, others, strict=True):
+                known = moments.counts[rows] > 0
+                weight, bias = discriminant_rows(moments, shrinkage)
+                logits.append(F.linear(features[known].double(), weight, bias))
+                targets.append(rows[known])
+            if sum(map(len, targets)):
+                surprise, temperature = _calibrated(torch.cat(logits), torch.cat(targets))
+                best = min(best, (surprise, shrinkage, temperature))
+        return best[1:]
+
+    def extra_state(self) -> dict[str, Any]:
+        moments = {"first": self._halves[0], "second": self._halves[1], "gone": self._gone, "seen": self._seen}
+        crossed = {str(half): {"weight": w.clone(), "bias": b.clone()} for half, (w, b) in enumerate(self._crossed)}
+        original = {name: value.clone() for name, value in self._original.state_dict().items()}
+        sums = {name: one.state_dict() for name, one in moments.items()}
+        return {"original": original, "moments": sums, "crossed": crossed, "stale": self._stale}
+
+    def load_extra_state(self, state: dict[str, Any]) -> None:
+        self._original.load_state_dict(state["original"])
+        first, second, self._gone, self._seen = (self._no_moments() for _ in range(4))
+        for name, one in {"first": first, "second": second, "gone": self._gone, "seen": self._seen}.items():
+            one.load_state_dict(state["moments"][name])
+        self._halves = [first, second]
+        self._crossed = [
+            tuple(torch.as_tensor(rows[name]).to(self.device).clone() for name in ("weight", "bias"))
+            for rows in state["crossed"].values()
+        ]
+        self._stale = bool(state["stale"])
+
+
+def _half(births: Array) -> Array:
+    """Return the half, 0 or 1, of samples with these places [n] in the order of arrival.
+
+    Multiples of the golden ratio: halves are equally large, whatever the period in which classes arrive.
+    """
+    return (births.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(63)).astype(np.int64)
+
+
+def _spread(slots: Array, number: int) -> Array:
+    """Return `number` of the `slots`, at equal distances, or all of them."""
+    return slots[np.linspace(0, len(slots) - 1, min(number, len(slots))).astype(np.int64)]
+
+
+def _calibrated(logits: Tensor, targets: Tensor) -> tuple[float, float]:
+    """Return the smallest cross-entropy of logits [n, K] times a factor, and that factor."""
+    choices = ((float(F.cross_entropy(factor * logits, targets)), factor) for factor in _TEMPERATURES)
+    return min(choices)
+
+
+def _rows(moments: Moments, shrinkage: float, temperature: float, instead: Rows | None = None) -> Rows:
+    """Return the rows of the discriminant, times `temperature`, in float32; and rows `instead` for unknown classes.
+
+    Their mean is subtracted first. That changes no probability, and less is lost to rounding.
+    """
+    weight, bias = discriminant_rows(moments, shrinkage)
+    known = moments.counts > 0
+    if known.any():
+        weight = weight - weight[known].mean(0)
+        bias = torch.where(known, temperature * (bias - bias[known].mean()), bias)
+    rows = (temperature * weight).float(), bias.float()
+    if instead is None:
+        return rows
+    return torch.where(known[:, None], rows[0], instead[0]), torch.where(known, rows[1], instead[1])
+
+
+class Movement:
+    """How features have moved: the linear map from earlier to present features, from samples that have both.
+
+    It is a ridge regression of the difference, so that features stay where they were as far as nothing is known.
+    """
+
+    def __init__(self, width: int, device: torch.device, prior: float = _PRIOR) -> None:
+        self.prior = prior
+        self._pairs = torch.zeros(2 * width + 1, 2 * width + 1, dtype=torch.float64, device=device)
+
+    def add(self, before: Tensor, now: Tensor) -> None:
+        """Add samples by their features [n, D], earlier and present."""
+        both = torch.cat([before, now, before.new_ones(len(before), 1)], dim=1).double()
+        self._pairs.addmm_(both.T, both)
+
+    def carry(self, moments: Moments) -> Moments:
+        """Return what moments of earlier features are in present features."""
+        width, number = moments.sums.shape[1], self._pairs[-1, -1]
+        means, second = self._pairs[-1, :-1] / number, self._pairs[:-1, :-1] / number
+        covariance = second - torch.outer(means, means)
+        old, new = slice(0, width), slice(width, None)
+        shrunk = covariance[old, old].clone()
+        shrunk.diagonal().add_(self.prior * shrunk.diagonal().mean())
+        move = solve(shrunk, covariance[old, new] - covariance[old, old]).T + torch.eye(width).to(shrunk)
+        shift = means[new] - move @ means[old]
+        mixed = move @ covariance[old, new]
+        rest = covariance[new, new] - mixed - mixed.T + move @ covariance[old, old] @ move.T  # what the map misses
+        counts, total = moments.counts, moments.sums.sum(0)
+        carried = Moments(width, device=counts.device, second=False)
+        carried.counts, carried.sums = counts.clone(), moments.sums @ move.T + torch.outer(counts, shift)
+        cross = torch.outer(move @ total, shift)
+        carried.second = move @ moments.second @ move.T + cross + cross.T
+        carried.second += counts.sum() * (torch.outer(shift, shift) + rest)
+        return carried

@@ -1,0 +1,151 @@
+"""The default learner: a discriminant of all samples, halves that are cross-fitted, and a past that is carried over."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from graspcl.buffer import Buffer
+from graspcl.learner import Aligned, Optimiser
+from graspcl.learner.aligned import Movement, _half
+from graspcl.learner.moments import Moments, discriminant_rows
+from graspcl.learner.rehearsal import Batch, Rehearsal
+from graspcl.model import vector_network
+from graspcl.policy import Budget
+
+WIDTH, CLASSES = 6, 5
+
+
+def samples(number=200, seed=0, classes=CLASSES):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(number) % classes
+    means = torch.randn(classes, WIDTH, generator=torch.Generator().manual_seed(7))
+    return means[labels] + 0.7 * torch.randn(number, WIDTH, generator=generator), labels.numpy()
+
+
+def learner(capacity=None, lr=1e-2, policy="uniform_balanced"):
+    network = vector_network(WIDTH, hidden=16, embedding=8, generator=torch.Generator().manual_seed(0))
+    optimiser = Optimiser("adamw", lr, weight_decay=0.0, layer_decay=1.0, schedule="linear")
+    return Aligned(network, Buffer(capacity), policy, optimiser)
+
+
+def features(learner, inputs):
+    return learner.outputs(learner.encode(inputs), "features")
+
+
+def test_a_class_is_known_before_any_session():
+    inputs, labels = samples()
+    learned = learner()
+    learned.observe(inputs[labels < 4], labels[labels < 4])
+    assert set(learned.predict(inputs)) == {0, 1, 2, 3}
+    learned.observe(inputs[labels == 4], labels[labels == 4])
+    assert (learned.predict(inputs[labels == 4]) == 4).mean() > 0.5
+
+
+def test_the_head_is_the_discriminant_of_the_features_of_all_samples_after_a_session():
+    inputs, labels = samples()
+    learned = learner()
+    learned.observe(inputs, labels)
+    learned.rehearse(Budget(20, 16))
+    exact = Moments(learned.network.head.features).add(features(learned, inputs), torch.from_numpy(labels))
+    logits = learned.outputs(learned.encode(inputs), "logits").double()
+    found = logits - logits.mean(1, keepdim=True)
+    for shrinkage in (1e-3, 1e-2, 0.1, 0.3, 0.6, 0.8, 0.9, 0.95):  # one of them was chosen, with some factor
+        expected = F.linear(features(learned, inputs).double(), *discriminant_rows(exact, shrinkage))
+        expected -= expected.mean(1, keepdim=True)
+        factor = (expected * found).sum() / expected.square().sum()
+        if torch.allclose(found, factor * expected, atol=1e-3):
+            return
+    pytest.fail("the head is no discriminant of all samples")
+
+
+def test_the_order_of_arrival_does_not_matter_before_a_session():
+    inputs, labels = samples()
+    forth, back = learner(), learner()
+    forth.observe(inputs, labels)
+    for part in np.array_split(np.arange(len(labels)), 7):
+        back.observe(inputs[part], labels[part])
+    assert torch.allclose(forth.logits(inputs), back.logits(inputs), atol=1e-4)
+
+
+def test_each_half_trains_against_rows_that_have_not_seen_it():
+    inputs, labels = samples()
+    learned = learner()
+    learned.observe(inputs, labels)
+    half = _half(learned.buffer.births)
+    assert abs(half.mean() - 0.5) < 0.05
+    other = learner()
+    changed = inputs.clone()
+    changed[half == 0] += 1.0  # half 0 is others' samples now: its own rows, solved on half 1, must not change
+    other.observe(changed, labels)
+    other._chosen = lambda others: (0.1, 1.0)
+    learned._chosen = lambda others: (0.1, 1.0)
+    learned.begin_session()
+    other.begin_session()
+    assert torch.allclose(learned._crossed[0][0], other._crossed[0][0], atol=1e-5)
+    assert not torch.allclose(learned._crossed[1][0], other._crossed[1][0], atol=1e-2)
+
+
+def test_the_loss_takes_the_rows_of_the_other_half():
+    inputs, labels = samples()
+    learned = learner()
+    learned.observe(inputs, labels)
+    learned.begin_session()
+    slots = np.arange(20)
+    outputs = learned.network(inputs[:20])
+    targets = torch.from_numpy(labels[:20])
+    batch = Batch(inputs[:20], targets, slots, outputs, torch.ones(20, dtype=torch.bool))
+    half = _half(learned.buffer.births[slots])
+    each = [
+        F.cross_entropy(F.linear(outputs.features[[place]], *learned._crossed[half[place]]), targets[[place]])
+        for place in slots
+    ]
+    assert torch.isclose(learned.loss(batch), torch.stack(each).mean(), atol=1e-5)
+
+
+def test_only_the_plastic_part_is_trained():
+    inputs, labels = samples()
+    learned = learner()
+    learned.observe(inputs, labels)
+    names = [name for name, _ in learned.network.plastic_parameters()]
+    assert names and not any(name.startswith("head") for name in names)
+    session = Rehearsal(learned, Budget(3, 16))
+    head, plastic = learned.network.head.weight.clone(), learned.network.plastic[0].weight.clone()
+    session.step()
+    assert torch.equal(head, learned.network.head.weight)
+    assert not torch.equal(plastic, learned.network.plastic[0].weight)
+
+
+def test_moments_are_carried_exactly_where_features_moved_linearly():
+    generator = torch.Generator().manual_seed(3)
+    before = torch.randn(4000, 5, generator=generator).double()
+    move, shift = torch.eye(5).double() + 0.3 * torch.randn(5, 5, generator=generator).double(), torch.arange(5.0)
+    now = before @ move.T + shift
+    targets = torch.arange(4000) % 3
+    stored, gone = slice(0, 2000), slice(2000, None)
+    moved = Movement(5, torch.device("cpu"), prior=1e-9)
+    moved.add(before[stored], now[stored])
+    carried = moved.carry(Moments(5).add(before[gone], targets[gone]))
+    exact = Moments(5).add(now[gone], targets[gone])
+    assert torch.allclose(carried.sums, exact.sums, rtol=1e-5) and torch.equal(carried.counts, exact.counts)
+    assert torch.allclose(carried.second, exact.second, rtol=1e-5)
+
+
+def test_without_evidence_features_stay_where_they_were():
+    moved = Movement(3, torch.device("cpu"))
+    before = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
+    moved.add(before, before)
+    past = Moments(3).add(before, torch.zeros(50, dtype=torch.int64))
+    carried = moved.carry(past)
+    assert torch.allclose(carried.sums, past.sums) and torch.allclose(carried.second, past.second)
+
+
+def test_what_the_buffer_lost_still_counts():
+    inputs, labels = samples(400)
+    learned = learner(capacity=40)
+    learned.observe(inputs, labels)
+    learned.rehearse(Budget(10, 16))
+    first, second = learned._halves
+    assert len(learned.buffer) == 40 and (first.counts + second.counts).sum() == 40
+    assert torch.allclose((first + second + learned._gone).counts, torch.full((5,), 80.0).double())
+    assert (first + second + learned._gone).counts.sum() == 400
