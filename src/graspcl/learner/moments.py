@@ -1,0 +1,143 @@
+"""Class means, covariance and ridge regression from running sums: exact in one pass, in any order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from graspcl.checks import Positive, Share, checked
+
+_LEAST = 1e-10  # share of the largest eigenvalue below which a direction counts as noise
+_NEVER = -1e30  # the bias of a class without samples, so that it is not predicted
+
+
+class Moments:
+    """Counts n_k [K], sums s_k [K, D] and the second moment G = Σ h hᵀ [D, D] of features, in float64.
+
+    They determine the class means, the covariance within classes and every ridge regression. Samples can be added in
+    any order, and moments of two parts of the data can be added.
+
+    >>> moments = Moments(2).add(torch.tensor([[1.0, 0.0], [3.0, 0.0]]), torch.tensor([0, 0]))
+    >>> moments.means.tolist(), moments.within.tolist()
+    ([[2.0, 0.0]], [[1.0, 0.0], [0.0, 0.0]])
+    """
+
+    def __init__(self, features: int, classes: int = 0, device: torch.device | str = "cpu") -> None:
+        self.counts = torch.zeros(classes, dtype=torch.float64, device=device)
+        self.sums = torch.zeros(classes, features, dtype=torch.float64, device=device)
+        self.second = torch.zeros(features, features, dtype=torch.float64, device=device)
+
+    def add(self, h: torch.Tensor, targets: torch.Tensor) -> Moments:
+        """Add features h [n, D] of the classes `targets` [n]; returns the moments themselves."""
+        if len(h):
+            self.grow(int(targets.max()) + 1)
+            h = h.double()
+            self.counts += torch.bincount(targets, minlength=len(self.counts))
+            self.sums.index_add_(0, targets, h)
+            self.second.addmm_(h.T, h)
+        return self
+
+    def grow(self, classes: int) -> None:
+        """Make room for at least `classes` classes."""
+        if (missing := classes - len(self.counts)) > 0:
+            self.counts = torch.cat([self.counts, self.counts.new_zeros(missing)])
+            self.sums = torch.cat([self.sums, self.sums.new_zeros(missing, self.sums.shape[1])])
+
+    def __add__(self, other: Moments) -> Moments:
+        total = Moments(self.sums.shape[1], max(len(self.counts), len(other.counts)), self.sums.device)
+        for part in (self, other):
+            total.counts[: len(part.counts)] += part.counts
+            total.sums[: len(part.sums)] += part.sums
+            total.second += part.second
+        return total
+
+    @property
+    def means(self) -> torch.Tensor:
+        """The class means [K, D]; zero for a class without samples."""
+        return self.sums / self.counts.clamp_min(1)[:, None]
+
+    @property
+    def within(self) -> torch.Tensor:
+        """The covariance of samples around the means of their classes [D, D]."""
+        scatter = self.second - self.sums.T @ self.means
+        return scatter / self.counts.sum().clamp_min(1)
+
+    @property
+    def nbytes(self) -> int:
+        """What the sums take, in bytes."""
+        return self.counts.nbytes + self.sums.nbytes + self.second.nbytes
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sums."""
+        return {"counts": self.counts.clone(), "sums": self.sums.clone(), "second": self.second.clone()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        device = self.sums.device
+        self.counts, self.sums, self.second = (
+            torch.as_tensor(state[name]).to(device).clone() for name in ("counts", "sums", "second")
+        )
+
+
+@checked
+def discriminant_rows(moments: Moments, shrinkage: Share) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return weights [K, D] and biases [K] of linear discriminant analysis with equal priors.
+
+    w_k = Λ μ_k and b_k = -½ μ_kᵀ Λ μ_k, where Λ is the inverse of the covariance within classes. The covariance is
+    shrunk: (1 - shrinkage) Σ + shrinkage · mean(diag Σ) · I.
+    """
+    covariance, means = moments.within, moments.means
+    level = covariance.diagonal().mean().clamp_min(torch.finfo(torch.float64).tiny)
+    covariance = covariance.mul_(1 - shrinkage)
+    covariance.diagonal().add_(shrinkage * level)
+    weight = solve(covariance, means.T).T
+    bias = -(means * weight).sum(1) / 2
+    return weight, torch.where(moments.counts > 0, bias, _NEVER)
+
+
+@checked
+def ridge_rows(moments: Moments, ridge: Positive) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return weights [K, D] and biases [K] of the ridge regression of one-hot labels on features.
+
+    They minimise Σ ‖W h + b - y‖² + ridge · mean(diag S) · ‖W‖², where S is the centred second moment. The bias has no
+    penalty.
+    """
+    number = moments.counts.sum().clamp_min(1)
+    mean, share = moments.sums.sum(0) / number, moments.counts / number
+    centred = moments.second - number * torch.outer(mean, mean)
+    cross = moments.sums - moments.counts[:, None] * mean
+    level = centred.diagonal().mean().clamp_min(torch.finfo(torch.float64).tiny)
+    centred.diagonal().add_(ridge * level)
+    weight = solve(centred, cross.T).T
+    return weight, torch.where(moments.counts > 0, share - weight @ mean, _NEVER)
+
+
+def squared_error(moments: Moments, weight: torch.Tensor, bias: torch.Tensor) -> float:
+    """Return the mean of ‖W h + b - y‖² over the samples in `moments`, without the samples.
+
+    >>> moments = Moments(1).add(torch.tensor([[1.0], [2.0]]), torch.tensor([0, 1]))
+    >>> squared_error(moments, torch.tensor([[0.0], [1.0]]).double(), torch.zeros(2).double())
+    1.5
+    """
+    known = len(moments.counts)
+    total, number = moments.sums.sum(0), moments.counts.sum().clamp_min(1)
+    bias = torch.where(bias > _NEVER, bias, 0)  # a class without samples predicts 0
+    predicted = ((weight @ moments.second) * weight).sum() + 2 * bias @ (weight @ total) + number * bias.square().sum()
+    agreed = (weight[:known] * moments.sums).sum() + bias[:known] @ moments.counts
+    return float((predicted - 2 * agreed + number) / number)
+
+
+def solve(matrix: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Solve A x = right for a symmetric, positive semidefinite A [D, D]; noise directions are left out.
+
+    Where A is ill-conditioned, for example because there are fewer samples than features, its eigenvectors with an
+    eigenvalue of almost zero are left out.
+    """
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    if not failed and factor.diagonal().square().min() > _LEAST * matrix.diagonal().max():
+        return torch.cholesky_solve(right, factor)
+    values, vectors = torch.linalg.eigh(matrix)
+    inverse = torch.where(values > _LEAST * values[-1], 1 / values, 0)
+    found: torch.Tensor = vectors @ (inverse[:, None] * (vectors.T @ right))
+    return found
