@@ -16,7 +16,7 @@ CHANGES = {
     "finetune": {},
     "gdumb": {"reset": False},
     "idbr": {"store_ratio": 0.2, "regularised": True, "balance": "task"},
-    "offline": {"reset": False, "passes": 3.0},
+    "offline": {"reset": False, "passes": 3.0, "tuned": False},
     "siesta": {},
 }
 

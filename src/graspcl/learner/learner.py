@@ -40,8 +40,9 @@ class Learner:
     Labels are arbitrary integers. The head's rows follow the order in which classes first arrived (`classes`). Rows
     that the head already has, from pretraining, belong to labels 0 … k-1 (`set_head_labels` changes that).
 
-    A subclass overrides what differs: `learn_online`, `begin_session`, `loss`, `end_session`, `session_budget`. What it
-    remembers beyond that is created in `setup`, saved by `extra_state` and restored by `load_extra_state`.
+    A subclass overrides what differs: `learn_online`, `begin_session`, `loss`, `end_session`, `session_budget`,
+    `forward`. What it remembers beyond that is created in `setup`, saved by `extra_state` and restored by
+    `load_extra_state`.
 
     Args:
         network: the split network; it is moved to the device.
@@ -184,6 +185,10 @@ class Learner:
         """Return what a session spends when given `budget`; by default the same."""
         return budget
 
+    def session_optimiser(self) -> Optimiser:
+        """Return the settings of a session's updates, asked for after `begin_session`; by default the optimiser."""
+        return self.optimiser
+
     def begin_session(self) -> None:
         """Prepare for a session, before the first selection."""
 
@@ -210,9 +215,7 @@ class Learner:
         For a buffer of image files, `inputs` may also be decoded images.
         """
         if self._ragged and isinstance(inputs, torch.Tensor):
-            with torch.no_grad():
-                decoded: Outputs = self.network.eval()(inputs.to(self.device))
-            return decoded.logits
+            return self._evaluate(inputs.to(self.device)).logits
         return self.outputs(self.encode(inputs), "logits")
 
     def _likeliest(self, logits: torch.Tensor) -> Array:
@@ -224,11 +227,23 @@ class Learner:
         """Return one part of `Outputs` for codes [n, …], in eval mode and without gradients."""
         return torch.cat([getattr(outputs, part) for outputs in self._forward(codes)])
 
-    def _forward(self, codes: Codes) -> Iterator[Outputs]:
+    def forward(self, inputs: torch.Tensor) -> Outputs:
+        """Return the outputs that predictions use, for inputs [n, …] of the network: those of the network by default.
+
+        It runs in eval mode and without gradients. A learner with logits of its own overrides it. Training calls the
+        network itself.
+        """
+        outputs: Outputs = self.network(inputs)
+        return outputs
+
+    def _evaluate(self, inputs: torch.Tensor) -> Outputs:
         self.network.eval()
+        with torch.no_grad():
+            return self.forward(inputs)
+
+    def _forward(self, codes: Codes) -> Iterator[Outputs]:
         for start in range(0, max(1, len(codes)), _CHUNK):
-            with torch.no_grad():
-                yield self.network(self.buffer.decode(codes[start : start + _CHUNK], self.device))
+            yield self._evaluate(self.buffer.decode(codes[start : start + _CHUNK], self.device))
 
     def rows(self, labels: torch.Tensor) -> torch.Tensor:
         """Return the head's rows [n] of observed `labels` [n]."""
