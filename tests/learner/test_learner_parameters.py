@@ -12,7 +12,7 @@ from graspcl.policy import Budget
 INPUTS, LABELS = torch.randn(40, 6, generator=torch.Generator().manual_seed(1)), np.arange(40) % 4
 # Another value of each parameter.
 CHANGES = {
-    "derpp": {"alpha": 3.0, "beta": 0.1, "teacher": True},
+    "derpp": {"alpha": 3.0, "beta": 0.1, "teacher": True, "average": "batch"},
     "finetune": {},
     "gdumb": {"reset": False},
     "idbr": {"store_ratio": 0.2, "regularised": True, "balance": "task"},

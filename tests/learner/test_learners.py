@@ -82,6 +82,19 @@ def test_derpp_loss_is_the_sum_of_its_terms_with_stored_logits():
     torch.testing.assert_close(learner.loss(batch), ce[3:].mean() + 0.7 * ce[:3].mean() + 0.3 * mse)
 
 
+def test_derpp_counts_every_sample_once_if_it_averages_over_the_batch():
+    """Four old samples and one new one: each has a fifth of the loss, old ones times beta and with alpha times MSE."""
+    learner, session, inputs, labels, _ = second_session(alpha=0.3, beta=0.7, average="batch")
+    then = torch.from_numpy(learner.buffer["logits"][:60, :3].astype(np.float32))
+    session.step()
+    for slots, old in ((np.array([2, 25, 41, 50, 99]), 4), (np.arange(5), 5), (np.arange(80, 85), 0)):
+        logits = learner.network(inputs[slots]).logits
+        ce = F.cross_entropy(logits, torch.from_numpy(labels[slots]), reduction="none")
+        mse = (logits[:old, :3] - then[slots[:old]]).square().mean(1)
+        expected = (ce[old:].sum() + 0.7 * ce[:old].sum() + 0.3 * mse.sum()) / 5
+        torch.testing.assert_close(learner.loss(batch_of(learner, slots)), expected)
+
+
 def test_derpp_stores_what_the_network_said_when_a_sample_stopped_being_new():
     inputs, labels = clusters()
     learner = make("derpp", "uniform", dropout=0.0)
