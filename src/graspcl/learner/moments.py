@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,22 +12,27 @@ from graspcl.checks import Positive, Share, checked
 _LEAST = 1e-10  # share of the largest eigenvalue below which a direction counts as noise
 _NEVER = -1e30  # the bias of a class without samples, so that it is not predicted
 
+Rows = tuple[torch.Tensor, torch.Tensor]  # weights [K, D] and biases [K] of a linear head, float64
+
 
 class Moments:
     """Counts n_k [K], sums s_k [K, D] and the second moment G = Σ h hᵀ [D, D] of features, in float64.
 
     They determine the class means, the covariance within classes and every ridge regression. Samples can be added in
-    any order, and moments of two parts of the data can be added.
+    any order, and moments of two parts of the data can be added. With `second=False` there are counts and sums alone,
+    enough for class means.
 
     >>> moments = Moments(2).add(torch.tensor([[1.0, 0.0], [3.0, 0.0]]), torch.tensor([0, 0]))
     >>> moments.means.tolist(), moments.within.tolist()
     ([[2.0, 0.0]], [[1.0, 0.0], [0.0, 0.0]])
     """
 
-    def __init__(self, features: int, classes: int = 0, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, features: int, classes: int = 0, device: torch.device | str = "cpu", second: bool = True
+    ) -> None:
         self.counts = torch.zeros(classes, dtype=torch.float64, device=device)
         self.sums = torch.zeros(classes, features, dtype=torch.float64, device=device)
-        self.second = torch.zeros(features, features, dtype=torch.float64, device=device)
+        self.second = torch.zeros(second * features, second * features, dtype=torch.float64, device=device)
 
     def add(self, h: torch.Tensor, targets: torch.Tensor) -> Moments:
         """Add features h [n, D] of the classes `targets` [n]; returns the moments themselves."""
@@ -35,7 +41,8 @@ class Moments:
             h = h.double()
             self.counts += torch.bincount(targets, minlength=len(self.counts))
             self.sums.index_add_(0, targets, h)
-            self.second.addmm_(h.T, h)
+            if len(self.second):
+                self.second.addmm_(h.T, h)
         return self
 
     def grow(self, classes: int) -> None:
@@ -45,7 +52,8 @@ class Moments:
             self.sums = torch.cat([self.sums, self.sums.new_zeros(missing, self.sums.shape[1])])
 
     def __add__(self, other: Moments) -> Moments:
-        total = Moments(self.sums.shape[1], max(len(self.counts), len(other.counts)), self.sums.device)
+        classes, device = max(len(self.counts), len(other.counts)), self.sums.device
+        total = Moments(self.sums.shape[1], classes, device, bool(len(self.second)))
         for part in (self, other):
             total.counts[: len(part.counts)] += part.counts
             total.sums[: len(part.sums)] += part.sums
@@ -62,6 +70,15 @@ class Moments:
         """The covariance of samples around the means of their classes [D, D]."""
         scatter = self.second - self.sums.T @ self.means
         return scatter / self.counts.sum().clamp_min(1)
+
+    def balanced(self) -> Moments:
+        """Return the moments in which every class weighs the same, if all share the covariance within classes."""
+        number, means, there = self.counts.sum(), self.means, self.counts > 0
+        found = Moments(self.sums.shape[1], device=self.sums.device, second=False)
+        found.counts = there * (number / there.sum().clamp_min(1))
+        found.sums = means * found.counts[:, None]
+        found.second = number * self.within + found.sums.T @ means
+        return found
 
     @property
     def nbytes(self) -> int:
@@ -80,8 +97,26 @@ class Moments:
         )
 
 
+def no_rows() -> Rows:
+    """Return a head without classes."""
+    return torch.zeros(0, 0, dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
+
+
+def without_samples(rows: Rows, targets: torch.Tensor) -> Rows:
+    """Return the rows of a head that never predicts a class without a sample in `targets` [n]."""
+    weight, bias = rows
+    there = torch.bincount(targets, minlength=len(bias)) > 0
+    return weight, torch.where(there, bias, _NEVER)
+
+
+def mean_rows(moments: Moments) -> Rows:
+    """Return weights and biases whose largest logit belongs to the nearest class mean."""
+    means = moments.means
+    return means, torch.where(moments.counts > 0, -means.square().sum(1) / 2, _NEVER)
+
+
 @checked
-def discriminant_rows(moments: Moments, shrinkage: Share) -> tuple[torch.Tensor, torch.Tensor]:
+def discriminant_rows(moments: Moments, shrinkage: Share) -> Rows:
     """Return weights [K, D] and biases [K] of linear discriminant analysis with equal priors.
 
     w_k = Λ μ_k and b_k = -½ μ_kᵀ Λ μ_k, where Λ is the inverse of the covariance within classes. The covariance is
@@ -96,8 +131,31 @@ def discriminant_rows(moments: Moments, shrinkage: Share) -> tuple[torch.Tensor,
     return weight, torch.where(moments.counts > 0, bias, _NEVER)
 
 
+def likeliest_shrinkage(moments: Moments, held_out: Moments, choices: Sequence[float]) -> float:
+    """Return the shrinkage under which normal classes with a common covariance make `held_out` likeliest.
+
+    The means and the covariance are those of `moments`. No samples are needed: the scatter of held-out samples around
+    the means follows from their own moments.
+    """
+    means = moments.means
+    known = len(held_out.counts)
+    means = torch.where(moments.counts[:known, None] > 0, means[:known], held_out.means)
+    mixed = held_out.sums.T @ means
+    scatter = held_out.second - mixed - mixed.T + means.T @ (held_out.counts[:, None] * means)
+    values, vectors = torch.linalg.eigh(moments.within)
+    spread = ((vectors.T @ scatter) * vectors.T).sum(1) / held_out.counts.sum().clamp_min(1)  # along each eigenvector
+    values = values.clamp_min(0)
+    level = values.mean().clamp_min(torch.finfo(torch.float64).tiny)
+
+    def surprise(shrinkage: float) -> float:
+        shrunk = (1 - shrinkage) * values + shrinkage * level
+        return float(shrunk.log().sum() + (spread / shrunk).sum())
+
+    return min(choices, key=surprise)
+
+
 @checked
-def ridge_rows(moments: Moments, ridge: Positive) -> tuple[torch.Tensor, torch.Tensor]:
+def ridge_rows(moments: Moments, ridge: Positive) -> Rows:
     """Return weights [K, D] and biases [K] of the ridge regression of one-hot labels on features.
 
     They minimise Σ ‖W h + b - y‖² + ridge · mean(diag S) · ‖W‖², where S is the centred second moment. The bias has no
