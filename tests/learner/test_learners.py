@@ -269,7 +269,8 @@ def test_the_scale_has_its_ends():
     test, answers = clusters(classes=6, per_class=60, spread=0.9, seed=0)[0] * 1.0, labels
     score = {}
     for name in learners.names():
-        learner = make(name, "uniform_balanced", None if name == "offline" else 120, lr=0.3)
+        own = {"capacity": None, "passes": 3} if name == "offline" else {"capacity": 120}
+        learner = make(name, "uniform_balanced", lr=0.3, **own)
         for part in (labels < 3, labels >= 3):
             learner.observe(inputs[part], labels[part])
             learner.rehearse(Budget(60, 16))
