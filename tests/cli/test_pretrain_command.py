@@ -16,8 +16,10 @@ from graspcl.errors import GraspError
 from graspcl.experiment import run
 from graspcl.model import make_network
 from graspcl.pretrain import Trainer, load_codec, load_weights, read_header, read_weights
-from graspcl.settings import from_plain
+from graspcl.settings import from_plain, presets
 from graspcl.settings.config import as_plain
+from graspcl.settings.read import flatten, read_toml
+from graspcl.state import load_state
 
 pytest.importorskip("PIL", reason="needs graspcl[demo]")
 
@@ -118,6 +120,37 @@ def test_swav_without_labels_and_what_a_run_begins_from(train, pictures, tmp_pat
         run(from_plain(plain), tmp_path / "refused")
 
 
+def test_a_run_trains_the_base_of_a_preset_once_and_resumes(train, pictures, tmp_path, monkeypatch) -> None:
+    """It starts from the weights and the codec that `graspcl pretrain` with the preset's settings writes."""
+    monkeypatch.setattr(presets, "_read", lambda name: {"settings": flatten(read_toml(tmp_path / "small.toml"))})
+    epoch, epochs = Trainer._epoch, []
+
+    def counted(trainer, *given):
+        epochs.append(1)
+        if len(epochs) == 2:
+            raise KeyboardInterrupt
+        return epoch(trainer, *given)
+
+    def learn(stage: str, folder: str, **options: object) -> dict[str, object]:
+        start = {"network": "small", "codec": "half", "data.path": str(pictures), "data.pixels": 32, "seed": 1}
+        start |= {"stream.order": "sorted", "stream.sessions": 2, "budget.updates": 2, "base.stages": stage}
+        return run(from_plain(start | options), tmp_path / folder)
+
+    by_preset = "weights(preset=small,seen=report)"
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "_epoch", counted)
+        with pytest.raises(KeyboardInterrupt):
+            learn(by_preset, "one", **{"base.data": str(pictures)})
+        summary = learn(by_preset, "one", **{"base.data": str(pictures)})
+        learn(by_preset, "two", **{"base.data": str(pictures), "seed": 2})
+    assert len(epochs) == 4  # of 3: the second was stopped, and the other seed trained nothing
+    summary_of_file = learn(f"weights(file={train('base', cache='other')},seen=report)", "three")
+    assert summary["alpha"] == summary_of_file["alpha"] and "4 classes of the stream" in summary["seen"]
+    first, second = (load_state(next((tmp_path / name / "checkpoints").iterdir())) for name in ("one", "three"))
+    for name, value in first["learner"]["network"].items():
+        assert torch.equal(value, second["learner"]["network"][name])
+
+
 def test_stages_follow_each_other_and_each_is_trained_once(train, capsys) -> None:
     first = train("first", "--base.stages", f"{SWAV},supervised(epochs=1,batch_size=8)")
     assert "read from the cache" not in capsys.readouterr().out
@@ -178,7 +211,7 @@ def test_a_stopped_command_resumes(train, monkeypatch, capsys) -> None:
         (("--data", "nowhere"), "--data nowhere: there is no such folder"),
         (("--network", "smal"), "no network called 'smal'; did you mean 'small'"),
         (("--stream.base_classes", "0"), "needs classes to train on"),
-        (("--base.stages", "weights"), r"weights needs a file: set --base.stages 'weights\(file=FILE\)'"),
+        (("--base.stages", "weights"), r"weights needs a file or a preset: set --base.stages 'weights\(file=FILE\)'"),
         (("--base.stages", "weights(file=nowhere.pth)"), r"nowhere\.pth: there is no such file"),
         (("--base.stages", "none"), "so nothing is trained"),
         # 8 px: ten pictures of 16 locations for 256 entries.

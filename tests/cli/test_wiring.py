@@ -209,3 +209,4 @@ def test_the_settings_of_a_stream_arrive(graspcl, calls, monkeypatch):
     assert calls.noted["open_data"] == 2 * [(expected,)]
     assert calls.noted["arrange"] == 2 * [(expected, data, "the order")]
     assert load_stream("mine.npz", "data 1").ids.tolist() == ["40", "41", "42"]
+    assert "ant" in graspcl("stream", "show", "places-lt", "--data", ".")  # without the images of its base

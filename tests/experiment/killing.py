@@ -25,11 +25,11 @@ import numpy as np
 CLASSES = ("ant", "bee", "cod", "dab", "emu", "fox")
 
 
-def make_photos(root: Path) -> Path:
+def make_photos(root: Path, seed: int = 0) -> Path:
     """A folder of six classes of 8 images to train on and 4 to test on, each class of its own colour."""
     from PIL import Image
 
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     for number, name in enumerate(CLASSES):
         colour = np.array([number * 40, 255 - number * 40, 120 * (number % 3)])
         for place in [f"train/{name}/{n}.png" for n in range(8)] + [f"val/{name}/{n}.png" for n in range(4)]:

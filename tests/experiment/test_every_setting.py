@@ -18,7 +18,7 @@ from graspcl.experiment.prepare import PreparedCache, arrange, build_network, ma
 from graspcl.model import CosineHead, Execution, SplitNetwork, build, networks, vector_network
 from graspcl.pretrain import save_weights
 from graspcl.progress import Silent
-from graspcl.settings import from_plain
+from graspcl.settings import from_plain, presets
 from graspcl.settings.read import all_settings, flatten, merge
 from graspcl.state import load_state
 from graspcl.stream import save_stream
@@ -40,6 +40,7 @@ LONG_TAIL = {"stream.kind": "long_tailed", "stream.base_classes": 0, "stream.imb
 PASSES = {"budget.updates": None, "budget.passes": 0.3}
 PATIENCE = {"stop.patience": 1, "stop.every": 1, "stop.share": 0.3}
 BASE = {"base.optimiser.name": "sgd", "base.optimiser.lr": 0.5}
+OF_PRESET = [{"name": "weights", "preset": "photos", "seen": "report"}]
 OPQ = {"codec.name": "opq", "codec.codebooks": 2, "codec.size": 8, "codec.iterations": 1}
 
 # Another value of each setting, and what else must be set for it to matter. A setting that is used twice must matter
@@ -75,6 +76,7 @@ CHANGES = {
     "codec": ("identity", VECTORS),
     "codec.size": (4, {**VECTORS, **OPQ}),
     "base.stages": ([{"name": "weights", "file": "WEIGHTS"}], VECTORS),
+    "base.data": ("OTHERS", {**PHOTOS, "base.stages": OF_PRESET, "base.data": "PHOTOS"}),
     "base.passes": (0.4, VECTORS),
     "base.optimiser.name": ("adamw", {**VECTORS, **BASE}),
     "base.optimiser.lr": (0.1, {**VECTORS, **BASE}),
@@ -151,6 +153,8 @@ def place(tmp_path_factory):
         patch.setitem(networks._parts, "wide", wide_network)
         patch.setitem(networks._declared, "wide", {"reads": "vectors"})
         make_photos(place / "PHOTOS")
+        make_photos(place / "OTHERS", seed=1)
+        patch.setattr(presets, "preset", lambda *_, own_data, **more: from_plain({**PHOTOS, "data.path": own_data}))
         config = from_plain({**VECTORS, "seed": 5})
         save_weights(build_network(config), place / "WEIGHTS")
         samples, order = open_data(config)
@@ -162,7 +166,7 @@ def settings(place, *changes):
     found = {}
     for change in changes:
         found = merge(found, flatten(change))
-    here = {name: str(place / value) for name, value in found.items() if value in ("PHOTOS", "STREAM")}
+    here = {name: str(place / value) for name, value in found.items() if value in ("PHOTOS", "OTHERS", "STREAM")}
     stages = [
         {key: str(place / value) if value == "WEIGHTS" else value for key, value in stage.items()}
         for stage in found.get("base.stages", [])

@@ -15,13 +15,13 @@ REHEARSING = [name for name in learners.names() if learners.get(name).rehearses]
 # Another value of each parameter.
 CHANGES = {
     "aligned": {},
-    "derpp": {"alpha": 3.0, "beta": 0.1, "teacher": True},
+    "derpp": {"alpha": 3.0, "beta": 0.1, "teacher": True, "average": "batch"},
     "er_ace": {},
     "finetune": {},
     "gdumb": {"reset": False},
     "idbr": {"store_ratio": 0.2, "regularised": True, "balance": "task"},
     "ncm": {},
-    "offline": {"reset": False, "passes": 3.0},
+    "offline": {"reset": False, "passes": 3.0, "tuned": False},
     "probe": {"strength": 50.0},
     "ranpac": {"dimensions": 20, "ridge": 50.0, "weighting": "class"},
     "siesta": {},

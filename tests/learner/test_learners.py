@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from graspcl.buffer import Buffer
 from graspcl.codec import Half
 from graspcl.errors import GraspError
-from graspcl.learner import Batch, Derpp, Diverged, Optimiser, Rehearsal, Siesta, learners
+from graspcl.learner import Batch, Derpp, Diverged, Optimiser, Rehearsal, Siesta, learners, offline
 from graspcl.model import Execution, make_network, vector_network
 from graspcl.policy import Budget, policies
 from graspcl.state import load_state, save_state
@@ -33,7 +33,7 @@ def make(name, policy="grasp", capacity=None, codec=None, maintenance=None, lr=0
 
 
 KINDS = [("derpp", {}), ("derpp", {"teacher": True}), ("gdumb", {}), ("gdumb", {"reset": False}), ("finetune", {}),
-         ("offline", {"passes": 2}), ("er_ace", {})]  # fmt: skip
+         ("offline", {"passes": 1}), ("er_ace", {})]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "parameters"), KINDS)
@@ -82,6 +82,19 @@ def test_derpp_loss_is_the_sum_of_its_terms_with_stored_logits():
     ce = F.cross_entropy(logits, torch.from_numpy(labels[slots]), reduction="none")
     mse = (logits[:3, :3] - torch.from_numpy(then[slots[:3]])).square().mean()
     torch.testing.assert_close(learner.loss(batch), ce[3:].mean() + 0.7 * ce[:3].mean() + 0.3 * mse)
+
+
+def test_derpp_counts_every_sample_once_if_it_averages_over_the_batch():
+    """Four old samples and one new one: each has a fifth of the loss, old ones times beta and with alpha times MSE."""
+    learner, session, inputs, labels, _ = second_session(alpha=0.3, beta=0.7, average="batch")
+    then = torch.from_numpy(learner.buffer["logits"][:60, :3].astype(np.float32))
+    session.step()
+    for slots, old in ((np.array([2, 25, 41, 50, 99]), 4), (np.arange(5), 5), (np.arange(80, 85), 0)):
+        logits = learner.network(inputs[slots]).logits
+        ce = F.cross_entropy(logits, torch.from_numpy(labels[slots]), reduction="none")
+        mse = (logits[:old, :3] - then[slots[:old]]).square().mean(1)
+        expected = (ce[old:].sum() + 0.7 * ce[:old].sum() + 0.3 * mse.sum()) / 5
+        torch.testing.assert_close(learner.loss(batch_of(learner, slots)), expected)
 
 
 def test_derpp_stores_what_the_network_said_when_a_sample_stopped_being_new():
@@ -204,13 +217,62 @@ def test_offline_makes_its_passes_over_everything_and_takes_no_capacity():
         make("offline", capacity=50)
 
 
+def stretched(seed):
+    """Classes that differ in their first coordinates, among others of far larger variance."""
+    inputs, labels = clusters(per_class=100, seed=3, spread=0.5)
+    noise = np.random.default_rng(seed).normal(size=(len(labels), 12)) * ([0.3] * 6 + [6.0] * 6)
+    return inputs + torch.from_numpy(noise).float(), labels
+
+
+def test_offline_is_not_below_a_closed_form_head_on_its_features():
+    """With a rate at which nothing is learned, the head is what can be chosen."""
+    inputs, labels = stretched(1)
+    test, answers = stretched(2)
+    accuracy = {}
+    for tuned in (True, False):
+        learner = make("offline", "uniform", lr=1e-9, passes=0.2, tuned=tuned)
+        learner.observe(inputs, labels)
+        learner.rehearse(Budget(2, 10))
+        accuracy[tuned] = float((learner.predict(test) == answers).mean())
+    with torch.no_grad():
+        features, unseen = (F.pad(learner.network(x).features, (0, 1), value=1.0) for x in (inputs, test))
+    rows = torch.linalg.lstsq(features, F.one_hot(torch.from_numpy(labels)).float()).solution
+    closed = float(((unseen @ rows).argmax(1).numpy() == answers).mean())
+    assert accuracy[False] + 0.2 < closed <= accuracy[True] + 0.02
+
+
+@pytest.mark.parametrize(("lr", "factor"), [(0.01, 3.0), (10.0, 0.3)])
+def test_offline_chooses_its_rate_on_held_out_samples(lr, factor, monkeypatch):
+    monkeypatch.setattr(offline, "_SOLVERS", {})  # the trained head alone depends on the rate
+    inputs, labels = clusters(per_class=100, spread=1.0)
+    learner = make("offline", "uniform", lr=lr, passes=1)
+    learner.observe(inputs, labels)
+    session = Rehearsal(learner, learner.session_budget(Budget(2, 10)))
+    assert learner.choice.factor == factor
+    assert session._optimizer.param_groups[-1]["max_lr"] == pytest.approx(lr * factor)
+    while not session.done:
+        session.step()
+    assert session.finish().costs.training_backward == 500 + 3 * 450  # everything, and nine tenths with three rates
+
+
+def test_offline_reads_states_of_before_heads_were_chosen():
+    inputs, labels = clusters()
+    learner, other = make("offline", "uniform", tuned=False), make("offline", "uniform")
+    learner.observe(inputs, labels)
+    learner.rehearse(Budget(2, 10))
+    state = learner.state_dict()
+    other.load_state_dict({name: state[name] for name in state if name not in ("choice", "solved", "tried")})
+    assert torch.equal(other.logits(inputs), learner.logits(inputs))
+
+
 def test_the_scale_has_its_ends():
     """Two sessions of well separated classes: without rehearsal the old classes are lost, with it they are not."""
     inputs, labels = clusters(classes=6, per_class=60, spread=0.9)
     test, answers = clusters(classes=6, per_class=60, spread=0.9, seed=0)[0] * 1.0, labels
     score = {}
     for name in learners.names():
-        learner = make(name, "uniform_balanced", None if name == "offline" else 120, lr=0.3)
+        own = {"capacity": None, "passes": 3} if name == "offline" else {"capacity": 120}
+        learner = make(name, "uniform_balanced", lr=0.3, **own)
         for part in (labels < 3, labels >= 3):
             learner.observe(inputs[part], labels[part])
             learner.rehearse(Budget(60, 16))

@@ -16,7 +16,7 @@ from graspcl.report.figures import style
 from graspcl.report.figures.style import over_seeds
 from graspcl.report.grouping import _GROUPS_NOT_OF_A_METHOD, _NOT_OF_A_METHOD
 from graspcl.report.measures import LABEL, Mean, distinct_labels, p_text, plural, shorten, significant, tick_label
-from graspcl.report.read import flatten
+from graspcl.report.read import flatten, read_runs
 from graspcl.report.render.html import render_report
 from graspcl.report.samples import TITLE
 from graspcl.report.tables import comparison_table, cost_table
@@ -223,6 +223,17 @@ def test_files_of_earlier_versions_are_read_whole(tmp_path):
     assert np.array_equal(own.matrix, other.matrix, equal_nan=True)
     assert own.curves["old"][1:] == other.curves["old"][1:] and own.class_accuracy == other.class_accuracy
     assert np.isnan(own.rehearsed.distance).all() and own.rehearsed.repeats.tolist() == other.rehearsed.repeats.tolist()
+
+
+def test_policies_of_earlier_versions_are_not_labelled_as_those_of_today(tmp_path):
+    """Their names mean something else now."""
+    before = {"base": {"method": "none", "epochs": 50, "batch_size": 256, "lr": 0.2, "passes": 0.0}}
+    for policy in ("gss", "min_margin", "grasp"):
+        for when, config in (("before", before), ("today", {"base": {"stages": [], "passes": 0.0}})):
+            make_run(tmp_path / policy / when, policy, config=config)
+    labels = [run.policy for run in read_runs([tmp_path])]
+    former = ["gss(mode=top, reference_size=10)", "min_margin(of=logits)"]
+    assert sorted(labels) == sorted(["gss", "min_margin", "grasp", "grasp", *former])
 
 
 def test_what_cannot_be_read_is_not_said_to_be_missing(tmp_path):

@@ -15,14 +15,14 @@ from numpy.typing import ArrayLike
 
 from graspcl import __version__
 from graspcl.buffer import Buffer, Codes, rules
-from graspcl.cache import CachedRows, cached_rows, digest_of, lock
+from graspcl.cache import CachedRows, cache_folder, cached_rows, digest_of, lock
 from graspcl.checks import Array
 from graspcl.codec import Codec, Encoded, Identity, codecs
 from graspcl.data import Samples, Subset, data_sources, open_samples
 from graspcl.data.samples import few
 from graspcl.errors import GraspError
 from graspcl.experiment.encoding import encode_samples, first_readable, fitted_codec
-from graspcl.experiment.pretraining import Pretrained, build_network, pretrain_network, taught_classes
+from graspcl.experiment.pretraining import VERSION, Pretrained, build_network, pretrain_network, taught_classes
 from graspcl.learner import Learner, Optimiser, column_shapes, learners
 from graspcl.model import SplitNetwork, veridical
 from graspcl.model.texts import TextInputs
@@ -32,7 +32,8 @@ from graspcl.pretrain import fit_codec, save_weights, train_accuracy
 from graspcl.progress import Progress
 from graspcl.random import generator
 from graspcl.registry import parameter_names
-from graspcl.settings.config import Config, as_plain, digest
+from graspcl.settings.config import Config, Part, as_plain, digest, identity
+from graspcl.settings.presets import base_preset
 from graspcl.settings.rules import check, keeps_frozen, network_options
 from graspcl.state import drop_unfinished, load_state, save_state
 from graspcl.stream import Stream, class_order, load_stream, make_stream, streams
@@ -70,6 +71,7 @@ class Prepared:
 def prepare(config: Config, progress: Progress) -> Prepared:
     """Open the data, train or load the network, and encode all samples."""
     network = build_network(config)  # first: wrong parameters are found before data are read
+    config = _with_weights(config, progress)
     samples, order = open_data(config)
     _report_problems(samples, config, progress)
     stream = arrange(config, samples, order)
@@ -100,6 +102,7 @@ def prepare(config: Config, progress: Progress) -> Prepared:
 def write_weights(config: Config, file: Path, progress: Progress) -> dict[str, Any]:
     """Train network and codec on the base classes; write both to a weights file, and return what its header says."""
     network = build_network(config)
+    config = _with_weights(config, progress)
     samples, order = open_data(config)
     known = order[: config.stream.base_classes or len(order)]
     base = samples.train[np.isin(samples.labels[samples.train], known)]
@@ -125,6 +128,21 @@ def write_weights(config: Config, file: Path, progress: Progress) -> dict[str, A
     return about
 
 
+def _with_weights(config: Config, progress: Progress) -> Config:
+    """Return settings that name a file in place of `weights(preset=NAME)`; train what is not in the cache."""
+    if (start := base_preset(config)) is None:
+        return config
+    key = digest([VERSION, identity(as_plain(start)), open_data(start)[0].fingerprint()])[:16]
+    file = cache_folder() / "weights" / key / "base.safetensors"
+    with lock(file.parent / "lock", progress=progress):
+        if not file.exists():
+            progress.note(f"{config.name} starts from the base training of {start.name}, on {start.data.path}")
+            write_weights(start, file, progress)
+    stage, *rest = config.base.stages
+    loaded = Part("weights", {"file": str(file), "seen": stage.parameters.get("seen", "refuse")})
+    return replace(config, base=replace(config.base, stages=(loaded, *rest), data=None))
+
+
 class PreparedCache:
     """Remembers the last `Prepared`, for runs in one process that differ in policy, learner or budget only."""
 
@@ -135,8 +153,9 @@ class PreparedCache:
         """Return what `prepare` returns, from memory if possible."""
         plain = as_plain(config)
         shared = ("seed", "data", "stream", "network", "codec", "rehearsal", "execution")
-        files = [_stamp(path) for path in (config.base.weights, config.stream.file, config.data.path)]
-        key = digest([{name: plain.get(name) for name in shared}, plain["base"]["stages"], files])
+        base, paths = plain["base"], (config.base.weights, config.base.data, config.stream.file, config.data.path)
+        files = [_stamp(path) for path in paths]
+        key = digest([{name: plain.get(name) for name in shared}, base["stages"], base.get("data"), files])
         if self._last is None or key != self._key:
             self._last = None  # first: two of them may not fit into memory
             self._last, self._key = prepare(config, progress), key

@@ -20,7 +20,7 @@ from graspcl.settings.config import Config, digest
 from graspcl.settings.rules import base_stages, network_options
 from graspcl.stream import imagenet_order
 
-_VERSION = 2  # raise it when training changes, so that older networks in the cache are not used
+VERSION = 2  # raise it when training changes, so that older networks in the cache are not used
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,11 @@ def _load(
     network: SplitNetwork, stage: WeightsStage, samples: Samples[Any], known: Array, alone: bool
 ) -> tuple[Array, dict[str, Any]]:
     """Load weights; their head as well if no stage follows and it is of the base classes. Return the classes it has."""
-    names = [samples.classes[label] for label in known]
-    fits = alone and bool(names) and header(stage.file).get("settings", {}).get("classes") == names
+    names, file = [samples.classes[label] for label in known], str(stage.file)
+    fits = alone and bool(names) and header(file).get("settings", {}).get("classes") == names
     if fits:
         network.head.grow(len(known))
-    report = load_weights(network, stage.file, part="network" if fits else "body")
+    report = load_weights(network, file, part="network" if fits else "body")
     return known if fits else known[:0], {"method": "weights", "loaded": str(report)}
 
 
@@ -92,7 +92,7 @@ def _train(
         samples = samples.samples
     # Everything that training depends on; earlier stages by the weights that they ended in.
     learned = digest_of({"base": base, "labels": labels})
-    depends = [_VERSION, samples.fingerprint(), learned, method, asdict(stage), config.seed, number]
+    depends = [VERSION, samples.fingerprint(), learned, method, asdict(stage), config.seed, number]
     how = [config.network.name, network_options(config), execution.precision, execution.device.partition(":")[0]]
     key = digest([*depends, digest_of(body), *how])[:16]
     folder = cache_folder() / "base" / key

@@ -1,4 +1,4 @@
-"""Baselines: GDumb, joint training on everything seen, training without rehearsal, and ER-ACE."""
+"""Baselines: GDumb, training without rehearsal, and ER-ACE."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 from torch.nn import functional as F
 
 from graspcl.buffer import Buffer
-from graspcl.checks import NonNegative, checked
+from graspcl.checks import checked
 from graspcl.errors import GraspError
 from graspcl.learner.learner import Learner, learners
 from graspcl.learner.optimiser import Optimiser
 from graspcl.learner.rehearsal import Batch
 from graspcl.model import Execution, SplitNetwork
-from graspcl.policy import Budget, Costs, Policy
+from graspcl.policy import Costs, Policy
 
 
 @learners.register("gdumb")
@@ -31,6 +31,7 @@ class GDumb(Learner):
             variant behind the paper's numbers.
 
     >>> from graspcl.model import vector_network
+    >>> from graspcl.policy import Budget
     >>> network = vector_network(4, generator=torch.Generator().manual_seed(0))
     >>> learner = GDumb(network, Buffer(capacity=2, maintenance="gdumb"), "uniform_balanced")
     >>> learner.observe(torch.eye(4), [0, 0, 0, 1])
@@ -75,50 +76,6 @@ class GDumb(Learner):
         self._initial = {name: value.to(self.device).clone() for name, value in state["made"].items()}
 
 
-@learners.register("offline")
-@checked
-class Offline(GDumb):
-    """Joint training on everything seen: the upper bound, for comparison.
-
-    It stores every sample. A session makes at least `passes` passes over them, whatever the budget, so do not compare
-    it at equal updates or equal bytes.
-
-    Args, besides those of `Learner`:
-        reset: as for `GDumb`.
-        passes: the least number of passes over all samples in each session.
-
-    >>> from graspcl.model import vector_network
-    >>> network = vector_network(4, generator=torch.Generator().manual_seed(0))
-    >>> learner = Offline(network, Buffer(), "uniform", passes=4)
-    >>> learner.observe(torch.eye(4), [0, 0, 1, 1])
-    >>> learner.rehearse(Budget(updates=1, batch_size=2)).costs.updates
-    8
-    """
-
-    unbounded = True
-
-    def __init__(
-        self,
-        network: SplitNetwork,
-        buffer: Buffer,
-        policy: Policy | str = "grasp",
-        optimiser: Optimiser | None = None,
-        rng: np.random.Generator | int = 0,
-        device: torch.device | str | None = None,
-        execution: Execution | None = None,
-        reset: bool = True,
-        passes: NonNegative = 10.0,
-    ) -> None:
-        super().__init__(network, buffer, policy, optimiser, rng, device, execution, reset)
-        self.passes = passes
-        if not self.buffer.unbounded:
-            raise GraspError("offline training stores everything it has seen; create its buffer without a capacity")
-
-    def session_budget(self, budget: Budget) -> Budget:
-        whole = Budget.passes(self.passes, len(self.buffer), budget.batch_size)
-        return whole if 0 < budget.updates < whole.updates else budget
-
-
 @learners.register("finetune")
 class Finetune(Learner):
     """Train on new samples alone and then forget them: what a network loses without rehearsal.
@@ -127,6 +84,7 @@ class Finetune(Learner):
     Parameters are those of `Learner`.
 
     >>> from graspcl.model import vector_network
+    >>> from graspcl.policy import Budget
     >>> learner = Finetune(vector_network(4, generator=torch.Generator().manual_seed(0)), Buffer(), "uniform")
     >>> learner.observe(torch.eye(4), [0, 0, 1, 1])
     >>> log = learner.rehearse(Budget(updates=3, batch_size=2))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -26,8 +26,6 @@ from graspcl.policy.networks import evaluating
 class Derpp(Learner):
     """DER++ (Buzzega et al. 2020), offline as in section 4.2: loss = CE(new) + beta CE(old) + alpha MSE(old logits).
 
-    Each term is a mean over its samples of the mini-batch. A batch without new samples has plain cross-entropy.
-
     A sample's logits are stored at the end of its first session, when it stops being new, and never change. They say
     nothing about classes that came later. They are a column of the buffer (`columns`), so their bytes count.
 
@@ -36,6 +34,10 @@ class Derpp(Learner):
         beta: weight of the cross-entropy of old samples.
         teacher: compare with the logits of the network at the start of the session, and store none. This is the
             variant behind the paper's numbers.
+        average: "terms" makes each term a mean over its samples of the mini-batch, as in the paper; a batch without new
+            samples then has plain cross-entropy. Where a policy draws few new samples, each of them weighs several
+            times as much as an old one. With "batch" every sample counts once: the loss is the mean over the batch of
+            CE for new samples and beta CE + alpha MSE for old ones.
 
     >>> from graspcl.model import vector_network
     >>> from graspcl.policy import Budget
@@ -61,9 +63,10 @@ class Derpp(Learner):
         alpha: NonNegative = 0.1,
         beta: NonNegative = 0.9,
         teacher: bool = False,
+        average: Literal["terms", "batch"] = "terms",
     ) -> None:
         super().__init__(network, buffer, policy, optimiser, rng, device, execution)
-        self.alpha, self.beta, self.teacher = alpha, beta, teacher
+        self.alpha, self.beta, self.teacher, self.average = alpha, beta, teacher, average
         self._teacher: dict[str, torch.Tensor] = {}  # weights, during a session
         self._teacher_passes = 0  # booked when the session ends
         if not teacher and not {"logits", "known"} <= self.buffer.columns.keys():
@@ -91,6 +94,9 @@ class Derpp(Learner):
 
     def loss(self, batch: Batch) -> torch.Tensor:
         new, losses = batch.new, batch.cross_entropies
+        if self.average == "batch":
+            total = torch.where(new, losses, self.beta * losses).mean()
+            return total if new.all() else total + self.alpha * (~new).float().mean() * self._drift(batch, ~new)
         if not new.any():
             return losses.mean()
         total = losses[new].mean()

@@ -196,6 +196,10 @@ class Learner:
     def begin_session(self) -> None:
         """Prepare for a session, before the first selection."""
 
+    def session_optimiser(self) -> Optimiser:
+        """Return the settings of a session's updates, asked for after `begin_session`; by default the optimiser."""
+        return self.optimiser
+
     def loss(self, batch: Batch) -> torch.Tensor:
         """Return the loss that an update minimises; by default the mean cross-entropy."""
         return batch.cross_entropies.mean()

@@ -98,8 +98,9 @@ class Rehearsal:
         check_stored(self.session)
         if state is None and budget.updates:
             learner.begin_session()
-        self._optimizer = learner.optimiser.build(learner.network.plastic_parameters())
-        self._scheduler = learner.optimiser.scheduler(self._optimizer, budget.updates)
+        optimiser = learner.session_optimiser()
+        self._optimizer = optimiser.build(learner.network.plastic_parameters())
+        self._scheduler = optimiser.scheduler(self._optimizer, budget.updates)
         self._scaler = learner.execution.scaler()
         if state is not None:
             self._load(state)

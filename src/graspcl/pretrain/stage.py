@@ -27,10 +27,24 @@ _TRUST = 1e-3  # LARS: length of a step relative to that of the weights
 @checked
 @dataclass(frozen=True)
 class WeightsStage:
-    """Load weights: a file of `graspcl pretrain`, another safetensors file, or a state dict saved by torch."""
+    """Load weights: a file of `graspcl pretrain`, another safetensors file, or a state dict saved by torch.
 
-    file: str
+    With `preset` instead of `file`, the base of that preset is trained first, on the images of `base.data`.
+    """
+
+    file: str | None = None
+    preset: str | None = None
+    scale: Literal["full", "small", "smoke"] = "full"  # of the preset
     seen: Literal["refuse", "report"] = "refuse"  # if the weights were trained on classes of the stream
+
+    def __post_init__(self) -> None:
+        if (self.file is None) == (self.preset is None):
+            raise GraspError("base.stages: weights needs a file or a preset: set --base.stages 'weights(file=FILE)'")
+
+    @property
+    def idle(self) -> dict[str, str]:
+        """Return settings that have no effect given the others, with the reason."""
+        return because(("scale", self.preset is None, "it is the scale of a preset"))
 
 
 @checked

@@ -18,6 +18,7 @@ import numpy as np
 
 from graspcl.checks import Array
 from graspcl.errors import GraspError
+from graspcl.former import MARK, with_former
 from graspcl.metric import accuracies
 
 State = Literal["finished", "unfinished", "damaged", "empty"]
@@ -243,7 +244,7 @@ def read_run(path: Path, arrays: bool = True) -> Run:
             problems.append(f"{name} cannot be read ({str(error)[:200] or type(error).__name__})")
             return None
 
-    config = read("config.toml", lambda file: tomllib.loads(file.read_text(encoding="utf-8")))
+    config = read("config.toml", lambda file: _as_it_was(tomllib.loads(file.read_text(encoding="utf-8"))))
     if config is None and not problems:
         problems.append("config.toml is missing")
     summary = read("summary.json", _json)
@@ -262,6 +263,14 @@ def read_run(path: Path, arrays: bool = True) -> Run:
         lines = (path / "failure.txt").read_text(encoding="utf-8", errors="replace").strip().split("\n")
         problems += [f"failed: {lines[-1].strip()[:200]}"] if lines[-1] else []
     return Run(path, state, config or {}, sessions, summary, tuple(problems), **fields)
+
+
+def _as_it_was(config: dict[str, Any]) -> dict[str, Any]:
+    """Return settings with the parameters that parts had by default when the run was made."""
+    if dig(config, "base", MARK) is None:
+        return config
+    parts = {kind: config[kind] for kind in ("policy", "network") if isinstance(config.get(kind), dict)}
+    return config | {kind: with_former(kind, part) for kind, part in parts.items()}
 
 
 def _json(file: Path) -> Any:

@@ -95,11 +95,17 @@ class BaseConfig:
     stages: tuple[Part, ...] = ()
     passes: NonNegative = 0.0  # of uniform rehearsal over the stored base samples
     optimiser: OptimiserConfig | None = None  # of that rehearsal; by default that of the sessions
+    data: str | None = None  # images of the preset in weights(preset=NAME); by default those of the preset
 
     @property
     def weights(self) -> str | None:
         """The file of weights to start from, if any."""
         return next((one.parameters.get("file") for one in self.stages if one.name == "weights"), None)
+
+    @property
+    def preset(self) -> Part | None:
+        """The stage that loads the weights of a preset's base training, if any."""
+        return next((one for one in self.stages if one.name == "weights" and "preset" in one.parameters), None)
 
     @property
     def trains(self) -> bool:

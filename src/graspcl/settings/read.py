@@ -19,6 +19,7 @@ from typing import Annotated, Any, Union, cast, get_args, get_origin, get_type_h
 
 from graspcl.checks import check
 from graspcl.errors import GraspError, nearest
+from graspcl.former import MARK, with_former
 from graspcl.settings.config import Config, DataConfig, Part, StreamConfig, as_plain
 from graspcl.settings.rules import idle_reason, registries
 
@@ -161,14 +162,8 @@ def _place(name: str) -> tuple[str, str, type]:
     return (place, key, group) if group is not None and chooses else ("", "", Config)
 
 
-# Settings of before there were stages. Every run folder of that time has `base.method`, and no later one has it.
-_BEFORE_STAGES = ("base.method", "base.weights", "base.epochs", "base.batch_size", "base.lr")
-# Parts whose defaults changed when stages came, with the parameters that they had before.
-_FORMER: dict[tuple[str, str], dict[str, Any]] = {
-    ("network.name", "mobilevit_s"): {"network.frozen_norm": "batch", "network.standardised": "blocks"},
-    ("policy.name", "gss"): {"policy.mode": "top", "policy.reference_size": 10},
-    ("policy.name", "min_margin"): {"policy.of": "logits"},
-}
+# Settings of before there were stages.
+_BEFORE_STAGES = (f"base.{MARK}", "base.weights", "base.epochs", "base.batch_size", "base.lr")
 
 
 def modern(settings: dict[str, Any]) -> dict[str, Any]:
@@ -177,17 +172,18 @@ def modern(settings: dict[str, Any]) -> dict[str, Any]:
     >>> modern({"base.method": "supervised", "base.epochs": 3})
     {'base.stages': [{'name': 'supervised', 'epochs': 3, 'batch_size': 256, 'lr': 0.2}]}
     """
-    if "base.method" not in settings or "base.stages" in settings:
+    if f"base.{MARK}" not in settings or "base.stages" in settings:
         return settings
     old = {name.removeprefix("base."): settings[name] for name in _BEFORE_STAGES if name in settings}
     stages: list[dict[str, Any]] = []
     if parse(weights := old.pop("weights", None)) is not None:
         stages.append({"name": "weights", "file": weights, "seen": "report"})
-    if (method := old.pop("method")) not in ("none", "weights"):
+    if (method := old.pop(MARK)) not in ("none", "weights"):
         stages.append({"name": method, "epochs": 50, "batch_size": 256, "lr": 0.2, **old})
     found = {name: value for name, value in settings.items() if name not in _BEFORE_STAGES}
-    for (name, value), former in _FORMER.items():
-        found = {**former, **found} if found.get(name) == value else found
+    for kind in ("policy", "network"):
+        if (chosen := found.get(f"{kind}.name")) is not None:
+            found = {f"{kind}.{key}": value for key, value in with_former(kind, {"name": chosen}).items()} | found
     return {**found, "base.stages": stages}
 
 

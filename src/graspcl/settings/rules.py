@@ -37,6 +37,7 @@ def idle_reason(config: Config, name: str) -> str | None:
         ("buffer.*", not stores, f"{learner} stores no samples"),
         ("base.(passes|optimiser.*)", no_base, "there are no base classes (stream.base_classes)"),
         ("base.optimiser.*", not base.passes, "with base.passes 0 the base samples are not rehearsed"),
+        ("base.data", base.preset is None, "no stage of base.stages is weights(preset=NAME)"),
         ("network.frozen", config.rehearsal == "latent", "latent rehearsal never changes the frozen part"),
         ("codec.*", config.rehearsal == "veridical", "veridical rehearsal stores samples unmodified"),
         ("optimiser.momentum", adamw[0], "AdamW has none"),
@@ -116,7 +117,23 @@ def check(config: Config) -> None:
     for name, file in (("base.stages weights", config.base.weights), ("stream.file", config.stream.file)):
         if file is not None and not Path(file).is_file():
             raise GraspError(f"--{name} {file}: there is no such file")
+    _check_base(config)
     config.execution.make()
+
+
+def _check_base(config: Config) -> None:
+    """Check the preset whose base training makes the weights that a run starts from, if there is one."""
+    from graspcl.settings.presets import base_preset
+
+    if (start := base_preset(config)) is None:
+        return
+    if not start.data.path:
+        needs = f"{config.name} starts from the base training of {start.name}, which needs its images"
+        raise GraspError(f"{needs}: set --base.data PATH, or --base.stages 'weights(file=FILE)' for weights you have")
+    try:
+        check(start)
+    except GraspError as error:
+        raise GraspError(f"--base.data {config.base.data}: {start.name} cannot be trained on it: {error}") from error
 
 
 def network_options(config: Config) -> dict[str, Any]:
@@ -142,8 +159,6 @@ def base_stages(config: Config) -> list[Any]:
     for place, part in enumerate(config.base.stages):
         if part.name == "weights" and place:
             raise GraspError("base.stages: weights replace what the stages before them learned; put them first")
-        if part.name == "weights" and "file" not in part.parameters:
-            raise GraspError("base.stages: weights needs a file: set --base.stages 'weights(file=FILE)'")
         found.append(stages.create(part.name, **part.parameters))
         for name in part.parameters:
             if reason := getattr(found[-1], "idle", {}).get(name):

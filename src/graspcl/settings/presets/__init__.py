@@ -67,6 +67,20 @@ def preset(
     return replace(config, **changes)
 
 
+def base_preset(config: Config) -> Config | None:
+    """Return the settings that train what a stage `weights(preset=NAME)` loads; None without such a stage.
+
+    They do not depend on the run's seed: all seeds start from the same weights.
+
+    >>> base_preset(preset("places-lt")).name
+    'imagenet-1k'
+    """
+    if (stage := config.base.preset) is None:
+        return None
+    chosen, scale = stage.parameters["preset"], stage.parameters.get("scale", "full")
+    return preset(chosen, scale, own_data=config.base.data, execution=config.execution)
+
+
 def load(
     path: Path, scale: Literal["full", "small", "smoke"] = "full",
     rehearsal: Literal["latent", "veridical"] | None = None, memory: Literal["bounded", "unbounded"] = "bounded",
