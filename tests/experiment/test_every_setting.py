@@ -106,6 +106,7 @@ CHANGES = {
     "measure.drift": (4, VECTORS),
     "measure.distances": (5, VECTORS),
     "measure.head": (10, VECTORS),
+    "measure.coded": (True, {**VECTORS, **OPQ}),
     "checkpoint.keep": ("nothing", VECTORS),
 }
 SAME = {

@@ -142,6 +142,18 @@ def test_weights_that_saw_classes_of_the_stream_are_named(tmp_path):
     assert f"Note: {seen}." in " ".join(text_of(sweep_table("grasp", [path])).split())
 
 
+@pytest.mark.parametrize(
+    ("coded", "said"), [(True, "est samples pass through the codec"), (False, "est samples are predicted uncoded")]
+)
+def test_how_test_samples_are_predicted_is_told(coded, said, tmp_path):
+    path = write_run(tmp_path / "grasp" / "seed-0-aaaaaa", {"name": "grasp"})
+    assert "est samples" not in text_of(sweep_table("grasp", [path]))  # of an earlier version
+    summary = {**json.loads((path / "summary.json").read_text()), "coded": coded}
+    (path / "summary.json").write_text(json.dumps(summary))
+    assert f"t{said}" in " ".join(text_of(run_table(path)).split())
+    assert f"T{said}." in " ".join(text_of(sweep_table("grasp", [path])).split())
+
+
 # -- sweeps ------------------------------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from graspcl.errors import GraspError
 from graspcl.experiment.pretraining import Pretrained, header
 from graspcl.model import SplitNetwork
 from graspcl.pretrain import fit_codec, load_codec
-from graspcl.progress import Progress
+from graspcl.progress import Progress, Silent
 from graspcl.random import generator
 from graspcl.settings.config import Config, digest
 from graspcl.state import load_state, save_state
@@ -48,6 +48,25 @@ def encode_samples(
 
     codes = cached_rows(codes_key, len(samples), compute, progress, f"encoding {samples.name}")
     return codec, codes if latents is None else CachedRows(codes.values, codes.readable, latents.problems)
+
+
+def test_latents(config: Config, samples: Samples[Any], pretrained: Pretrained, progress: Progress) -> Array | None:
+    """Return the uncoded latents of `samples.test` in half precision; None where they would take too much room."""
+    network = pretrained.network.execute(config.execution.make()).eval()
+    key, test = _latents_key(network, samples), np.array(samples.test)
+    if not pretrained.trained and (latents := _latents(samples, network, key, Silent())) is not None:
+        return latents.values[test]
+    if (size := 2 * _encode(network, first_readable(samples))[0].numel() * len(test)) > _LATENTS:
+        why = f"their latents would take {size / 1e9:.1f} GB"
+        progress.note(f"test samples pass through the codec, because {why} (--measure.coded true)")
+        return None
+
+    def compute(indices: Array) -> tuple[Array, Array, list[str]]:
+        inputs, kept, problems = samples.read_some(test[indices])
+        return _encode(network, inputs).half().numpy(), kept, problems
+
+    title = f"extracting latents of test samples: {samples.name}"
+    return cached_rows(f"test-latents/{key}", len(test), compute, progress, title).values
 
 
 def _latents_key(network: SplitNetwork, samples: Samples[Any]) -> str:

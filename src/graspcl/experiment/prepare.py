@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from graspcl.codec import Codec, Encoded, Identity, codecs
 from graspcl.data import Samples, Subset, data_sources, open_samples
 from graspcl.data.samples import few
 from graspcl.errors import GraspError
-from graspcl.experiment.encoding import encode_samples, first_readable, fitted_codec
+from graspcl.experiment.encoding import encode_samples, first_readable, fitted_codec, test_latents
 from graspcl.experiment.pretraining import Pretrained, build_network, pretrain_network, taught_classes
 from graspcl.learner import Learner, Optimiser, column_shapes, learners
 from graspcl.model import SplitNetwork, veridical
@@ -52,6 +53,7 @@ class Prepared:
     codes: Codes  # of all samples [N]
     readable: Array  # [N]
     problems: list[str]
+    test_latents: Callable[[], Array | None]  # of `samples.test`, uncoded; None where there are only codes
 
     @cached_property
     def key(self) -> str:
@@ -94,7 +96,9 @@ def prepare(config: Config, progress: Progress) -> Prepared:
         codes = torch.from_numpy(rows.values)
     problems = [*samples.problems, *filter(None, rows.problems)]
     stream = _readable_part(stream, rows.readable, samples.labels)
-    return Prepared(samples, stream, pretrained, codec, codes, rows.readable, problems)
+    latents = config.rehearsal == "latent"
+    uncoded = cache(lambda: test_latents(config, samples, pretrained, progress) if latents else None)
+    return Prepared(samples, stream, pretrained, codec, codes, rows.readable, problems, uncoded)
 
 
 def write_weights(config: Config, file: Path, progress: Progress) -> dict[str, Any]:
@@ -335,6 +339,7 @@ def make_learner(config: Config, network: SplitNetwork, codec: Codec, classes: i
     policy, rng = policies.create(config.policy.name, **config.policy.parameters), generator(config.seed, "policy")
     optimiser, execution = Optimiser(**vars(config.optimiser)), config.execution.make()
     learner = kind(network, buffer, policy, optimiser, rng, execution=execution, **parameters)
+    learner.coded = config.measure.coded
     if config.buffer.new_samples is not None:
         learner.offline = config.buffer.new_samples == "extra"
     return learner

@@ -22,9 +22,9 @@ BASELINE = "uniform_balanced"
 # Settings that do not make another method: axes of a report, and what changes nothing that is learned.
 _NOT_OF_A_METHOD = {
     "name", "seed", "rehearsal", "log", "execution.device", "budget.times", "budget.updates", "budget.passes",
-    "buffer.capacity",
+    "buffer.capacity", "measure.drift", "measure.distances", "measure.head",
 }  # fmt: skip
-_GROUPS_NOT_OF_A_METHOD = ("policy.", "learner.", "data.", "stream.", "checkpoint.", "measure.")
+_GROUPS_NOT_OF_A_METHOD = ("policy.", "learner.", "data.", "stream.", "checkpoint.")
 
 
 @dataclass(frozen=True)
@@ -396,6 +396,8 @@ def make_experiment(runs: Sequence[Run], baseline: str = BASELINE, where: str = 
 def _methods(runs: Sequence[Run]) -> list[Method]:
     """Return the method of each run. Labels stay distinct when figures shorten them."""
     settings = [flatten(run.config) for run in runs]
+    for own, run in zip(settings, runs, strict=True):  # earlier versions always predicted through the codec
+        own.setdefault("measure.coded", str(run.config.get("rehearsal") != "veridical").lower())
     others = [
         name for name in differing(settings)
         if name not in _NOT_OF_A_METHOD and not name.startswith(_GROUPS_NOT_OF_A_METHOD)

@@ -186,6 +186,7 @@ def comparison_table(experiment: Experiment, name: Literal["summary", "sweep", "
         captions.append(f"{plural(experiment.repeats, 'run')} with the settings and seed of another left out.")
     seen = {str(run.summary["seen"]) for group in groups for run in group.runs if "seen" in run.summary}
     captions += [f"Note: {sentence}." for sentence in sorted(seen)]
+    captions += [f"{how.capitalize()}." for how in _how_tested(run for group in groups for run in group.runs)]
     return make_table(name, "Summary", fields, groups, " ".join(captions))
 
 
@@ -306,7 +307,7 @@ def session_table(run: Run) -> Table:
     captions: list[str] = []
     if run.summary:
         captions = [f"{m.symbol} {number_cell(run.value(m.key), m.digits).text}" for m in measures("paper")]
-        captions += _remarks(run)
+        captions += [*_remarks(run), *_how_tested([run])]
         for name, unit in (("drift", "norm"), ("drift_mse", "MSE")):
             if not math.isnan(run.value(f"{name}_auc")):
                 captions.append(f"drift ({unit}) β {run.value(f'{name}_auc'):.4g}, φ {run.value(f'{name}_mean'):.4g}")
@@ -322,6 +323,13 @@ def _remarks(run: Run) -> list[str]:
     seen = run.summary.get("seen")
     left_out = [f"{run.value(key):.0f} {text}" for key, text in counts if run.value(key) > 0]
     return [*left_out, seen] if isinstance(seen, str) else left_out
+
+
+def _how_tested(runs: Iterable[Run]) -> list[str]:
+    """Return whether test samples pass through the codec, if all runs agree; else the labels of methods say so."""
+    found = {run.summary.get("coded") for run in runs}
+    how = {True: "test samples pass through the codec", False: "test samples are predicted uncoded"}
+    return [how[coded] for coded in found if len(found) == 1 and isinstance(coded, bool)]
 
 
 def experiment_tables(experiment: Experiment) -> Iterator[Table]:
