@@ -240,6 +240,8 @@ class _RunLoop:
         }  # fmt: skip
         if self.config.rehearsal == "latent":
             summary["coded"] = self.tests.coded  # whether test samples passed through the codec
+        if self.prepared.codec_cost:
+            summary["codec_cost"] = self.prepared.codec_cost
         if seen := self.prepared.pretrained.log.get("seen"):
             summary["seen"] = seen
         return {name: _or_none(value) for name, value in summary.items()}
