@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from graspcl.codec import OPQ, Codec, Half, Identity
+from graspcl.codec import OPQ, Auto, Codec, Half, Identity, Int8
 from graspcl.testing.codecs import check_codec
 from graspcl.testing.common import seeded
 
@@ -18,9 +18,13 @@ def inputs(*shape: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("shape", [(300, 8), (40, 8, 3, 3)], ids=["vectors", "spatial"])
-@pytest.mark.parametrize("make", [Identity, Half, lambda: OPQ(4, 16, iterations=2)], ids=["identity", "half", "opq"])
+@pytest.mark.parametrize(
+    "make",
+    [Identity, Half, Int8, lambda: Auto().choose(Int8()), lambda: OPQ(4, 16, iterations=2)],
+    ids=["identity", "half", "int8", "auto", "opq"],
+)
 def test_codecs_keep_the_contract(make: Callable[[], Codec], shape: tuple[int, ...]) -> None:
-    if make not in (Identity, Half):
+    if isinstance(make(), OPQ):
         pytest.importorskip("faiss")
     check_codec(make, inputs(*shape))
 

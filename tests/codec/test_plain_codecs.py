@@ -39,7 +39,7 @@ def test_half_beyond_its_range_is_its_largest_number() -> None:
 
 
 def test_codecs_are_known_by_name() -> None:
-    assert codecs.names() == ["encoded", "half", "identity", "opq"]
+    assert codecs.names() == ["auto", "encoded", "half", "identity", "int8", "opq"]
     assert codecs.create("half") == Half()
     with pytest.raises(GraspError, match="did you mean 'identity'"):
         codecs.create("identiy")

@@ -108,6 +108,7 @@ CHANGES = {
     "measure.drift": (4, VECTORS),
     "measure.distances": (5, VECTORS),
     "measure.head": (10, VECTORS),
+    "measure.coded": (True, {**VECTORS, **OPQ}),
     "checkpoint.keep": ("nothing", VECTORS),
 }
 SAME = {
@@ -320,7 +321,7 @@ def test_one_seed_makes_a_generator_of_its_own_for_each_purpose(place, monkeypat
         )
     config = settings(place, PHOTOS, OPQ, PATIENCE, {"seed": 7, "measure.drift": 2, "data.per_class": 7})
     run(config, place / "seven")
-    purposes = {"init", "stream", "base", "codec", "buffer", "policy", "held out", "drift", "distances 1"}
+    purposes = {"init", "stream", "base", "codec", "codec cost", "buffer", "policy", "held out", "drift", "distances 1"}
     assert made.pop("subset") == {0}  # seeds share their samples, and so their latents
     assert made == {purpose: {7} for purpose in purposes}
 

@@ -40,14 +40,14 @@ def test_drift_is_that_of_classes_from_earlier_sessions(learner):
     tests = TestSet(torch.arange(20.0)[:, None].expand(20, 4), np.zeros(20), arrived)
     for session, old in ((1, 5), (2, 10), (3, 15)):
         meter = DriftMeter(tests, 100, session, np.random.default_rng(0))
-        assert meter.codes[:, 0].tolist() == list(range(old))
-    assert len(DriftMeter(tests, 4, 3, np.random.default_rng(0)).codes) == 4
+        assert meter.inputs[:, 0].tolist() == list(range(old))
+    assert len(DriftMeter(tests, 4, 3, np.random.default_rng(0)).inputs) == 4
     meter = DriftMeter(tests, 100, 1, np.random.default_rng(0))
-    before = learner.outputs(tests.codes[:5], "embedding").numpy()
+    before = learner.outputs(tests.inputs[:5], "embedding").numpy()
     meter.measure(learner)
     learner.rehearse(Budget(1, 8))
     meter.measure(learner)
-    moved = learner.outputs(tests.codes[:5], "embedding").numpy() - before
+    moved = learner.outputs(tests.inputs[:5], "embedding").numpy() - before
     assert meter.curves["norm"] == pytest.approx([np.linalg.norm(moved, axis=1).mean()], rel=1e-5)
     assert meter.curves["mse"] == pytest.approx([(moved**2).mean()], rel=1e-5)
 

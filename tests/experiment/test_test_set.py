@@ -13,7 +13,7 @@ CLASSES = [40, 7, 33, 12, 25, 6, 91, 58, 3, 70, 64, 19]  # labels in the order o
 
 def learner(classes=CLASSES):
     """Its codes are its logits."""
-    return SimpleNamespace(classes=list(classes), outputs=lambda codes, kind: codes[:, : len(classes)])
+    return SimpleNamespace(classes=list(classes), outputs=lambda codes, kind, coded: codes[:, : len(classes)])
 
 
 def ranked(ranks, number=12):
@@ -36,7 +36,7 @@ def test_classes_to_come_are_not_predicted_and_do_not_count():
     predicted, accuracy, top5 = tests.predict(learner(), 1)
     assert predicted[[0, 2, 3]].tolist() == [40, 40, -1]  # 40 is known already, 99 is not
     assert (accuracy, top5) == (50, 100)
-    nothing = TestSet(tests.codes[:3], np.full(3, 99), np.full(3, 5)).predict(learner(), 1)
+    nothing = TestSet(tests.inputs[:3], np.full(3, 99), np.full(3, 5)).predict(learner(), 1)
     assert nothing[0].tolist() == [-1, -1, -1] and np.isnan(nothing[1:]).all()
     few = TestSet(ranked([3], 3), np.array([40]), np.array([0])).predict(learner(CLASSES[:3]), 0)
     assert few[1:] == (0, 100)  # three classes: all are among the first five

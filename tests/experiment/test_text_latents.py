@@ -69,7 +69,7 @@ def test_a_codec_that_met_no_padding_knows_it(
     config = Config(network=network, codec=Part("opq", {"codebooks": 8, "size": 64, "iterations": 2}))
     samples = Ids()
     known = Pretrained(build_network(config), np.zeros(0, np.int64), False, {})
-    codec, codes = encode_samples(config, samples, known, np.arange(60), Silent())
+    codec, codes, _ = encode_samples(config, samples, known, np.arange(60), Silent())
     decoded = codec.decode(torch.from_numpy(codes.values))
     assert torch.equal(decoded.mean(1) < -2, torch.from_numpy(samples.values == 0))
 

@@ -116,6 +116,16 @@ def test_what_changes_nothing_that_is_learned_makes_no_method(tmp_path):
     assert (len(group.runs), group.method.label) == (2, "grasp")
 
 
+def test_runs_that_predict_through_the_codec_are_another_method(tmp_path):
+    make_run(tmp_path / "before", config={})
+    make_run(tmp_path / "coded", seed=1, config={"measure": {"coded": True}})
+    make_run(tmp_path / "uncoded", config={"measure": {"coded": False}})
+    groups = only(gather([tmp_path])).groups
+    assert {group.method.label: len(group.runs) for group in groups} == {
+        "grasp · measure.coded=true": 2, "grasp · measure.coded=false": 1,
+    }  # fmt: skip
+
+
 def test_a_mean_is_over_all_seeds_that_came_so_far():
     mean, half = over_seeds([[1.0, 2.0, 8.0], [3.0, np.nan], [5.0]])
     assert mean.tolist() == [3, 2, 8]

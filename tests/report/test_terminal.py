@@ -142,6 +142,33 @@ def test_weights_that_saw_classes_of_the_stream_are_named(tmp_path):
     assert f"Note: {seen}." in " ".join(text_of(sweep_table("grasp", [path])).split())
 
 
+@pytest.mark.parametrize(
+    ("coded", "said"), [(True, "est samples pass through the codec"), (False, "est samples are predicted uncoded")]
+)
+def test_how_test_samples_are_predicted_is_told(coded, said, tmp_path):
+    path = write_run(tmp_path / "grasp" / "seed-0-aaaaaa", {"name": "grasp"})
+    assert "est samples" not in text_of(sweep_table("grasp", [path]))  # of an earlier version
+    summary = {**json.loads((path / "summary.json").read_text()), "coded": coded}
+    (path / "summary.json").write_text(json.dumps(summary))
+    assert f"t{said}" in " ".join(text_of(run_table(path)).split())
+    assert f"T{said}." in " ".join(text_of(sweep_table("grasp", [path])).split())
+
+
+def test_what_a_codec_costs_is_told_as_the_mean_over_seeds(tmp_path):
+    paths = [write_run(tmp_path / f"{seed}", {"name": "grasp"}, seed=seed) for seed in range(3)]
+    costs = [{"nearest_mean": 1.0, "ridge": 3.0, "relative_error": 0.2}, {"not_measured": "too few"}]
+    costs += [{"nearest_mean": 2.0, "ridge": 5.0, "relative_error": 0.4, "within": "half"}]
+    for path, cost in zip(paths, costs, strict=True):
+        summary = json.loads((path / "summary.json").read_text())
+        (path / "summary.json").write_text(json.dumps({**summary, "codec_cost": {"codec": "opq", **cost}}))
+    expected = (
+        "The codec opq costs 1.5 points of nearest-mean and 4.0 of ridge accuracy on base samples, with a relative "
+    )
+    expected += "error of 0.300 (warning: codec half costs less than 1 point)."
+    assert expected in " ".join(text_of(sweep_table("grasp", paths)).split())
+    assert "what the codec opq costs was not measured: too few" in " ".join(text_of(run_table(paths[1])).split())
+
+
 # -- sweeps ------------------------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,16 +13,17 @@ import torch
 
 from graspcl.cache import CachedRows, cache_folder, cached_rows, digest_of, lock
 from graspcl.checks import Array
-from graspcl.codec import Codec, codecs
+from graspcl.codec import Auto, Codec, codecs, described
 from graspcl.data import Samples
 from graspcl.errors import GraspError
+from graspcl.experiment.codec_cost import TOLERANCE, CodecTrials, described_cost
 from graspcl.experiment.pretraining import Pretrained, header
 from graspcl.model import SplitNetwork
 from graspcl.pretrain import fit_codec, load_codec
-from graspcl.progress import Progress
+from graspcl.progress import Progress, Silent
 from graspcl.random import generator
-from graspcl.settings.config import Config, digest
-from graspcl.state import load_state, save_state
+from graspcl.settings.config import Config, Part, digest
+from graspcl.state import load_state, save_state, write_whole
 
 _LATENTS = 2 * 10**9  # bytes; larger latents are not stored beside their codes
 _STATES = ("_extra_state", "num_batches_tracked")  # of dropouts: they change with the seed, latents do not
@@ -27,14 +32,19 @@ _VERSION = 1  # raise it when an encoder or its preprocessing changes, so that n
 
 def encode_samples(
     config: Config, samples: Samples[Any], pretrained: Pretrained, fit_on: Array, progress: Progress
-) -> tuple[Codec, CachedRows]:
-    """Return the codec, trained on the latents of the samples `fit_on` [n], and the codes of all samples."""
+) -> tuple[Codec, CachedRows, dict[str, Any]]:
+    """Return the codec, trained on the latents of the samples `fit_on` [n], the codes of all samples, and its cost."""
     network = pretrained.network.execute(config.execution.make()).eval()
     key = _latents_key(network, samples)
     latents = None if pretrained.trained else _latents(samples, network, key, progress)
     # A codec in a weights file belongs to the network in that file, not to one that was trained further.
     codec = None if pretrained.trained else _codec_of_weights(config)
-    codec = codec or fitted_codec(config, samples, network, latents, fit_on, progress)
+    cost: dict[str, Any] = {}
+    if codec is None:
+        codec, cost = fitted_codec(config, samples, network, latents, fit_on, progress)
+    else:
+        cost = _trials(config, samples, network, latents, fit_on).report(config.codec, codec)
+        progress.note(described_cost(cost))
     codes_key = f"codes/{digest([key, str(config.codec), digest_of(codec.state_dict()), latents is None])[:16]}"
 
     def compute(indices: Array) -> tuple[Array, Array, list[str]]:
@@ -47,7 +57,26 @@ def encode_samples(
         return codec.encode(latent).numpy() if len(kept) else latent.numpy(), kept, problems
 
     codes = cached_rows(codes_key, len(samples), compute, progress, f"encoding {samples.name}")
-    return codec, codes if latents is None else CachedRows(codes.values, codes.readable, latents.problems)
+    return codec, codes if latents is None else CachedRows(codes.values, codes.readable, latents.problems), cost
+
+
+def test_latents(config: Config, samples: Samples[Any], pretrained: Pretrained, progress: Progress) -> Array | None:
+    """Return the uncoded latents of `samples.test` in half precision; None where they would take too much room."""
+    network = pretrained.network.execute(config.execution.make()).eval()
+    key, test = _latents_key(network, samples), np.array(samples.test)
+    if not pretrained.trained and (latents := _latents(samples, network, key, Silent())) is not None:
+        return latents.values[test]
+    if (size := 2 * _encode(network, first_readable(samples))[0].numel() * len(test)) > _LATENTS:
+        why = f"their latents would take {size / 1e9:.1f} GB"
+        progress.note(f"test samples pass through the codec, because {why} (--measure.coded true)")
+        return None
+
+    def compute(indices: Array) -> tuple[Array, Array, list[str]]:
+        inputs, kept, problems = samples.read_some(test[indices])
+        return _encode(network, inputs).half().numpy(), kept, problems
+
+    title = f"extracting latents of test samples: {samples.name}"
+    return cached_rows(f"test-latents/{key}", len(test), compute, progress, title).values
 
 
 def _latents_key(network: SplitNetwork, samples: Samples[Any]) -> str:
@@ -83,36 +112,96 @@ def _codec_of_weights(config: Config) -> Codec | None:
 def fitted_codec(
     config: Config, samples: Samples[Any], network: SplitNetwork, latents: CachedRows | None, fit_on: Array,
     progress: Progress,
-) -> Codec:  # fmt: skip
-    """Train a codec on the readable samples of `fit_on` [n], or read it from the cache.
+) -> tuple[Codec, dict[str, Any]]:  # fmt: skip
+    """Train a codec on the readable samples of `fit_on` [n], or read it from the cache; return it and what it costs.
 
     It is stored because training with another number of threads ends in other last digits, and a resumed run needs
     the codes of the codec it started with.
     """
     codec = codecs.create(config.codec.name, **config.codec.parameters)
     if type(codec).fit is Codec.fit:  # it learns nothing
-        return codec
+        return codec, {}
     key = _latents_key(network, samples)
     name = digest([key, str(config.codec), digest_of({"fit_on": fit_on}), config.seed, latents is None])[:16]
-    folder = cache_folder() / "codecs" / name
+    folder, part, tolerance = cache_folder() / "codecs" / name, config.codec, TOLERANCE
+    trials = _trials(config, samples, network, latents, fit_on)
     with lock(folder / "lock"):
-        if (file := folder / "codec.safetensors").exists():
+        if not _restored(codec, folder / "codec.safetensors", progress):
+            if isinstance(codec, Auto):
+                codec.choose(_choice(codec, trials, progress))
+            _fit(codec.chosen if isinstance(codec, Auto) else codec, config, samples, network, latents, fit_on)
             try:
-                codec.load_state_dict(load_state(file))
-                return codec
+                save_state(folder / "codec.safetensors", codec.state_dict())
             except GraspError as error:
-                progress.note(f"{error}; training the codec again")
-        if latents is not None:
-            found = torch.from_numpy(latents.values[fit_on[latents.readable[fit_on]]])
-            codec.fit(_with_padding(network, found, latent=True).float())
-        else:
-            rng = generator(config.seed, "codec")
-            fit_codec(network, codec, lambda rows: _with_padding(network, samples.read_some(rows)[0]), fit_on, rng=rng)
+                progress.note(f"{error}; if the run is stopped, this work is repeated")
+        if isinstance(codec, Auto):
+            part, tolerance = chosen_part(codec), math.inf
         try:
-            save_state(file, codec.state_dict())
-        except GraspError as error:
-            progress.note(f"{error}; if the run is stopped, this work is repeated")
-    return codec
+            cost: dict[str, Any] = json.loads((folder / "cost.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            cost = trials.report(part, tolerance=tolerance)
+            with contextlib.suppress(OSError):
+                write_whole(folder / "cost.json", lambda file: file.write(json.dumps(cost).encode()))
+    progress.note(described_cost(cost))
+    return codec, cost
+
+
+def _restored(codec: Codec, file: Path, progress: Progress) -> bool:
+    """Whether `codec` has been restored from a file of the cache."""
+    if not file.exists():
+        return False
+    try:
+        codec.load_state_dict(load_state(file))
+        return True
+    except GraspError as error:
+        progress.note(f"{error}; training the codec again")
+        return False
+
+
+def _choice(codec: Auto, trials: CodecTrials, progress: Progress) -> Codec:
+    """Return the codec that `auto` chooses, untrained, and say why."""
+    part, cost = trials.smallest(codec.tolerance)
+    why = f"the smallest that costs at most {codec.tolerance:g} points of accuracy"
+    if cost is None:
+        why = "there are too few base samples to measure what others cost"
+    elif cost.points > codec.tolerance:
+        why = f"all smaller ones cost more than {codec.tolerance:g} points of accuracy"
+    progress.note(f"codec auto: {part} is chosen, {why}")
+    return codecs.create(part.name, **part.parameters)
+
+
+def chosen_part(codec: Auto) -> Part:
+    """Return the chosen codec with the parameters that differ from its defaults."""
+    found, usual = described(codec.chosen), described(codecs.create(codec.chosen.name))
+    return Part(found["name"], {name: value for name, value in found.items() if usual[name] != value})
+
+
+def _trials(
+    config: Config, samples: Samples[Any], network: SplitNetwork, latents: CachedRows | None, fit_on: Array
+) -> CodecTrials:
+    def read(rows: Array) -> tuple[torch.Tensor, Array]:
+        if latents is not None:
+            kept = np.flatnonzero(latents.readable[rows])
+            return torch.from_numpy(latents.values[rows[kept]]), kept
+        inputs, kept, _ = samples.read_some(rows)
+        return _encode(network, inputs), kept
+
+    def fit(codec: Codec, rows: Array) -> Codec:
+        return _fit(codec, config, samples, network, latents, rows)
+
+    rng, stored = generator(config.seed, "codec cost"), len(samples.train)
+    return CodecTrials(network, fit_on, samples.labels[fit_on], read, fit, stored, rng)
+
+
+def _fit(
+    codec: Codec, config: Config, samples: Samples[Any], network: SplitNetwork, latents: CachedRows | None, rows: Array
+) -> Codec:
+    """Train a codec on the latents of the readable samples among `rows` [n]."""
+    if latents is None:
+        rng = generator(config.seed, "codec")
+        return fit_codec(network, codec, lambda some: _with_padding(network, samples.read_some(some)[0]), rows, rng=rng)
+    found = torch.from_numpy(latents.values[rows[latents.readable[rows]]])
+    return codec.fit(_with_padding(network, found, latent=True).float())
 
 
 def _with_padding(network: SplitNetwork, values: torch.Tensor, latent: bool = False) -> torch.Tensor:

@@ -32,7 +32,7 @@ from graspcl.cache import lock
 from graspcl.checks import Array
 from graspcl.errors import GraspError
 from graspcl.settings.config import Config, as_plain, identity
-from graspcl.settings.read import from_plain, read_toml, settled
+from graspcl.settings.read import flatten, from_plain, read_toml, settled
 from graspcl.state import drop_unfinished, load_state, save_state, write_whole
 
 # What a run may leave that is killed before it writes its settings.
@@ -88,7 +88,9 @@ class RunFolder:
         """Read config.toml."""
         if not (file := self.path / "config.toml").is_file():
             raise GraspError(f"{self.path} is not a run folder: it has no config.toml")
-        return from_plain(read_toml(file), str(file))
+        found = flatten(read_toml(file))
+        found.setdefault("measure.coded", found.get("rehearsal") != "veridical")  # so did all runs of earlier versions
+        return from_plain(found, str(file))
 
     def class_names(self) -> list[str]:
         """Read classes.json: the names of the classes, by label."""

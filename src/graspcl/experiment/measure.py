@@ -24,12 +24,15 @@ _HELD_OUT = 2_000  # samples at most
 
 
 class TestSet:
-    """Test samples: codes [n, …], labels [n], and the session `arrived` [n] in which their classes arrive."""
+    """Test samples: `inputs` [n, …], which are codes or latents, and their labels [n].
+
+    `arrived` [n] is the session in which the class of each arrives.
+    """
 
     __test__ = False  # not a pytest class
 
-    def __init__(self, codes: Codes, labels: Array, arrived: Array) -> None:
-        self.codes, self.labels, self.arrived = codes, labels, arrived
+    def __init__(self, inputs: Codes, labels: Array, arrived: Array, coded: bool = True) -> None:
+        self.inputs, self.labels, self.arrived, self.coded = inputs, labels, arrived, coded
 
     def predict(self, learner: Learner, session: int) -> tuple[Array, float, float]:
         """Return predictions [n] after a session, with accuracy and top-5 accuracy on what has arrived.
@@ -42,7 +45,7 @@ class TestSet:
         hits = 0
         for begin in range(0, len(asked) if learner.classes else 0, _CHUNK):
             rows = asked[begin : begin + _CHUNK]
-            logits = learner.outputs(self.codes[rows], "logits")
+            logits = learner.outputs(self.inputs[rows], "logits", self.coded)
             names = np.asarray(learner.classes)
             predicted[rows] = names[logits.argmax(1).numpy(force=True)]
             best = names[logits.topk(min(5, logits.shape[1]), 1).indices.numpy(force=True)]
@@ -91,15 +94,15 @@ class DriftMeter:
     def __init__(self, tests: TestSet, number: int, session: int, rng: np.random.Generator) -> None:
         old = np.flatnonzero(tests.arrived < session)
         chosen = np.sort(rng.permutation(old)[:number])
-        self.codes = tests.codes[chosen]
+        self.inputs, self.coded = tests.inputs[chosen], tests.coded
         self.curves: dict[str, list[float]] = {"norm": [], "mse": []}
         self._before: Array | None = None
 
     def measure(self, learner: Learner) -> None:
         """Take the current embeddings; from the second call on, append the drift since the last one to `curves`."""
-        if not len(self.codes):
+        if not len(self.inputs):
             return
-        now = learner.outputs(self.codes, "embedding").double().numpy(force=True)
+        now = learner.outputs(self.inputs, "embedding", self.coded).double().numpy(force=True)
         if self._before is not None:
             # A diverged network has no drift. The session decides what to do about it.
             sound = np.isfinite(now).all() and np.isfinite(self._before).all()

@@ -70,7 +70,9 @@ def _codec(config: Config, state: dict[str, Any]) -> Codec:
     if config.rehearsal == "veridical":
         return Identity() if config.reads != "images" else Encoded(config.data.pixels, whole=keeps_whole(config))
     parameters = config.codec.parameters
-    if "centroids" in state:  # a codec from a weights file may differ from the defaults of the settings
+    if (
+        "centroids" in state and config.codec.name != "auto"
+    ):  # a codec from a weights file may differ from the defaults of the settings
         codebooks, size, _ = state["centroids"].shape
         parameters = {**parameters, "codebooks": codebooks, "size": size}
     return codecs.create(config.codec.name, **parameters)

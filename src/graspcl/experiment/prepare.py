@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,11 @@ from graspcl import __version__
 from graspcl.buffer import Buffer, Codes, rules
 from graspcl.cache import CachedRows, cache_folder, cached_rows, digest_of, lock
 from graspcl.checks import Array
-from graspcl.codec import Codec, Encoded, Identity, codecs
+from graspcl.codec import Auto, Codec, Encoded, Identity, codecs
 from graspcl.data import Samples, Subset, data_sources, open_samples
 from graspcl.data.samples import few
 from graspcl.errors import GraspError
-from graspcl.experiment.encoding import encode_samples, first_readable, fitted_codec
+from graspcl.experiment.encoding import encode_samples, first_readable, fitted_codec, test_latents
 from graspcl.experiment.pretraining import VERSION, Pretrained, build_network, pretrain_network, taught_classes
 from graspcl.learner import Learner, Optimiser, column_shapes, learners
 from graspcl.model import SplitNetwork, veridical
@@ -53,6 +54,8 @@ class Prepared:
     codes: Codes  # of all samples [N]
     readable: Array  # [N]
     problems: list[str]
+    test_latents: Callable[[], Array | None]  # of `samples.test`, uncoded; None where there are only codes
+    codec_cost: dict[str, Any]  # what the codec costs, if it was fitted
 
     @cached_property
     def key(self) -> str:
@@ -81,6 +84,7 @@ def prepare(config: Config, progress: Progress) -> Prepared:
     base = stream.base if scanned is None else stream.base[scanned.readable[stream.base]]
     pretrained = pretrain_network(config, network, samples, base, order[: config.stream.base_classes], progress)
     codec: Codec
+    cost: dict[str, Any] = {}
     if raw_images and scanned is not None:
         codec, rows = Encoded(config.data.pixels, whole=samples.whole), scanned
         files, kept, _ = samples.encoded_some(np.arange(len(samples)))
@@ -92,11 +96,13 @@ def prepare(config: Config, progress: Progress) -> Prepared:
             codec, rows = Identity(), _read_all(samples, "tokens", "tokenising", progress)
         else:  # without base classes the codec learns from the first session
             fit_on = base if len(base) else stream.sessions[0]
-            codec, rows = encode_samples(config, samples, pretrained, fit_on, progress)
+            codec, rows, cost = encode_samples(config, samples, pretrained, fit_on, progress)
         codes = torch.from_numpy(rows.values)
     problems = [*samples.problems, *filter(None, rows.problems)]
     stream = _readable_part(stream, rows.readable, samples.labels)
-    return Prepared(samples, stream, pretrained, codec, codes, rows.readable, problems)
+    latents = config.rehearsal == "latent"
+    uncoded = cache(lambda: test_latents(config, samples, pretrained, progress) if latents else None)
+    return Prepared(samples, stream, pretrained, codec, codes, rows.readable, problems, uncoded, cost)
 
 
 def write_weights(config: Config, file: Path, progress: Progress) -> dict[str, Any]:
@@ -110,16 +116,18 @@ def write_weights(config: Config, file: Path, progress: Progress) -> dict[str, A
     # Find out now, not after hours, whether the codec can be trained on such latents.
     quick = {"iterations": 1} if "iterations" in codecs.parameters(config.codec.name) else {}
     trial = codecs.create(config.codec.name, **{**config.codec.parameters, **quick})
-    fit_codec(network, trial, samples.read, base, limit=512, rng=generator(config.seed, "trial"))
+    if not isinstance(trial, Auto):  # it has not chosen yet
+        fit_codec(network, trial, samples.read, base, limit=512, rng=generator(config.seed, "trial"))
     pretrained = pretrain_network(config, network, samples, base, known, progress)
     pretrained.network.execute(config.execution.make()).eval()
-    codec = fitted_codec(config, samples, pretrained.network, None, base, progress)
+    codec, cost = fitted_codec(config, samples, pretrained.network, None, base, progress)
+    codec = codec.chosen if isinstance(codec, Auto) else codec
     classes = [samples.classes[label] for label in known]
     about = {
         "network": str(config.network), "pixels": config.data.pixels, "seed": config.seed, "codec": str(config.codec),
         "data": samples.name, "fingerprint": samples.fingerprint(), "images": len(base),
         "classes": classes, "trained_on": sorted({*classes, *taught_classes(config)}), **pretrained.log,
-        "graspcl": __version__,
+        "codec_cost": cost, "graspcl": __version__,
     }  # fmt: skip
     if len(pretrained.known):
         rows = np.argsort(known)[np.searchsorted(known, samples.labels[base], sorter=np.argsort(known))]
@@ -354,6 +362,7 @@ def make_learner(config: Config, network: SplitNetwork, codec: Codec, classes: i
     policy, rng = policies.create(config.policy.name, **config.policy.parameters), generator(config.seed, "policy")
     optimiser, execution = Optimiser(**vars(config.optimiser)), config.execution.make()
     learner = kind(network, buffer, policy, optimiser, rng, execution=execution, **parameters)
+    learner.coded = config.measure.coded
     if config.buffer.new_samples is not None:
         learner.offline = config.buffer.new_samples == "extra"
     return learner

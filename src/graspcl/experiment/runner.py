@@ -80,9 +80,11 @@ class _RunLoop:
         self.learner = prepared.new_learner(config)
         samples, readable = prepared.samples, prepared.readable
         train, test = np.array(samples.train), np.array(samples.test)
-        test = test[readable[test] & np.isin(samples.labels[test], [*self.stream.home])]
+        tested = readable[test] & np.isin(samples.labels[test], [*self.stream.home])
+        latents, test = None if config.measure.coded else prepared.test_latents(), test[tested]
+        inputs = prepared.codes[test] if latents is None else latents[tested]
         arrived = measure.arrivals(self.stream, samples, test)
-        self.tests = measure.TestSet(prepared.codes[test], samples.labels[test], arrived)
+        self.tests = measure.TestSet(inputs, samples.labels[test], arrived, coded=latents is None)
         self.fits = measure.samples_within(config, self.learner, prepared.codes[train[readable[train]][:1000]])
         self.held_out: measure.HeldOut | None = None
         if config.rehearses and (config.stop.patience is not None or config.stop.keep is not None):
@@ -237,6 +239,10 @@ class _RunLoop:
             "failed_sessions": len(self.records) - len(done),
             "unreadable_samples": int((~self.prepared.readable).sum()),
         }  # fmt: skip
+        if self.config.rehearsal == "latent":
+            summary["coded"] = self.tests.coded  # whether test samples passed through the codec
+        if self.prepared.codec_cost:
+            summary["codec_cost"] = self.prepared.codec_cost
         if seen := self.prepared.pretrained.log.get("seen"):
             summary["seen"] = seen
         return {name: _or_none(value) for name, value in summary.items()}

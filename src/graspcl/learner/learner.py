@@ -66,6 +66,7 @@ class Learner:
     unbounded: ClassVar[bool] = False  # stores everything, so its buffer takes no capacity
     optimiser_by_default: ClassVar[Optimiser] = Optimiser()
     offline: bool = False  # new samples may exceed the buffer's capacity until the session ends
+    coded: bool = False  # raw inputs are predicted through the codec, as stored samples are seen, not as they are
     groups_by: str | None = None  # the buffer's column used for balanced sampling, instead of the class
 
     def __init__(
@@ -163,8 +164,10 @@ class Learner:
 
     def encode(self, inputs: Any) -> Codes:
         """Return the codes [n, …] under which raw inputs [n, …] are stored."""
-        if self._ragged:
-            return self.buffer.encode(inputs)
+        return self.buffer.encode(inputs if self._ragged else self.latents(inputs))
+
+    def latents(self, inputs: Any) -> torch.Tensor:
+        """Return what the plastic part reads of raw inputs [n, …], before the codec."""
         if not isinstance(inputs, torch.Tensor):
             if len(inputs) and isinstance(inputs[0], str):
                 raise GraspError("encode texts first: graspcl.model.Tokenizer(max_tokens=…).encode(texts)")
@@ -173,7 +176,7 @@ class Learner:
         takes_bytes = any(isinstance(part, ImageInput) for part in self.network.modules())
         if takes_bytes and inputs.is_floating_point() and inputs.numel() and 0 < float(inputs.max()) <= 1:
             raise GraspError("the images are in 0..1, but the network takes 0..255; multiply them by 255")
-        return self.buffer.encode(self.network.encode(inputs.to(self.device)))
+        return finite_tensor(self.network.encode(inputs.to(self.device)))
 
     def rehearse(self, budget: Budget, on_step: Callable[[Rehearsal], None] | None = None) -> SessionLog:
         """Run one rehearsal session of `budget` and return its log; `on_step` is called after every update."""
@@ -218,22 +221,30 @@ class Learner:
         return self._likeliest(self.outputs(codes, "logits"))
 
     def logits(self, inputs: Any) -> torch.Tensor:
-        """Return the logits [n, classes] of raw inputs [n, …], in eval mode; latents pass through the codec.
+        """Return the logits [n, classes] of raw inputs [n, …], in eval mode.
 
-        For a buffer of image files, `inputs` may also be decoded images.
+        Latents pass through the codec only if the learner is `coded`. For a buffer of image files, `inputs` may also be
+        decoded images.
         """
-        if self._ragged and isinstance(inputs, torch.Tensor):
-            return self._evaluate(inputs.to(self.device)).logits
-        return self.outputs(self.encode(inputs), "logits")
+        coded = self.coded
+        if self._ragged:
+            coded = not isinstance(inputs, torch.Tensor)
+        return self.outputs(self.encode(inputs) if coded else self.latents(inputs), "logits", coded)
 
     def _likeliest(self, logits: torch.Tensor) -> Array:
         if not self.classes:
             raise GraspError("no class has been observed yet, so nothing can be predicted; call observe first")
         return np.asarray(self.classes).take(logits.argmax(1).numpy(force=True))
 
-    def outputs(self, codes: Codes, part: str) -> torch.Tensor:
-        """Return one part of `Outputs` for codes [n, …], in eval mode and without gradients."""
-        return torch.cat([getattr(outputs, part) for outputs in self._forward(codes)])
+    def outputs(self, samples: Codes, part: str, coded: bool = True) -> torch.Tensor:
+        """Return one part of `Outputs`, in eval mode and without gradients.
+
+        Args:
+            samples: codes [n, …], or latents from `latents`, also in half precision.
+            part: "embedding", "features" or "logits".
+            coded: whether `samples` are codes.
+        """
+        return torch.cat([getattr(outputs, part) for outputs in self._forward(samples, coded)])
 
     def forward(self, inputs: torch.Tensor) -> Outputs:
         """Return the outputs that predictions use, for inputs [n, …] of the network: those of the network by default.
@@ -244,14 +255,16 @@ class Learner:
         outputs: Outputs = self.network(inputs)
         return outputs
 
-    def _evaluate(self, inputs: torch.Tensor) -> Outputs:
+    def _forward(self, samples: Codes, coded: bool = True) -> Iterator[Outputs]:
         self.network.eval()
-        with torch.no_grad():
-            return self.forward(inputs)
+        for start in range(0, max(1, len(samples)), _CHUNK):
+            part = samples[start : start + _CHUNK]
+            with torch.no_grad():
+                yield self.forward(self.buffer.decode(part, self.device) if coded else self._uncoded(part))
 
-    def _forward(self, codes: Codes) -> Iterator[Outputs]:
-        for start in range(0, max(1, len(codes)), _CHUNK):
-            yield self._evaluate(self.buffer.decode(codes[start : start + _CHUNK], self.device))
+    def _uncoded(self, latents: Codes) -> torch.Tensor:
+        x = torch.as_tensor(latents).to(self.device)
+        return x.float() if x.dtype == torch.float16 else x  # as they are cached
 
     def rows(self, labels: torch.Tensor) -> torch.Tensor:
         """Return the head's rows [n] of observed `labels` [n]."""

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from graspcl.codec import Codec, codecs
+from graspcl.codec import Codec, codecs, described
 from graspcl.errors import GraspError
 from graspcl.model import SplitNetwork
 from graspcl.state import write_whole
@@ -100,7 +100,7 @@ def save_weights(
     header: dict[str, Any] = {"settings": dict(settings or {})}
     if codec is not None:
         tensors |= {_CODEC + name: torch.as_tensor(value) for name, value in codec.state_dict().items()}
-        header["codec"] = {"name": codec.name, **{key: getattr(codec, key) for key in codecs.parameters(codec.name)}}
+        header["codec"] = described(codec)
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
     try:
         write_whole(Path(path), lambda file: file.write(save(tensors, {_KEY: json.dumps(header)})))

@@ -13,10 +13,10 @@ from graspcl.report.read import Run, differing, dig, flatten
 # Settings that do not make another method: axes of a report, and what changes nothing that is learned.
 _NOT_OF_A_METHOD = {
     "name", "seed", "rehearsal", "log", "execution.device", "budget.times", "budget.updates", "budget.passes",
-    "buffer.capacity",
+    "buffer.capacity", "measure.drift", "measure.distances", "measure.head",
 }  # fmt: skip
 _NOT_OF_A_STATIC_LEARNER = ("optimiser.", "budget.", "stop.", "base.passes", "base.optimiser.", "buffer.")
-_GROUPS_NOT_OF_A_METHOD = ("policy.", "learner.", "data.", "stream.", "checkpoint.", "measure.")
+_GROUPS_NOT_OF_A_METHOD = ("policy.", "learner.", "data.", "stream.", "checkpoint.")
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,8 @@ def group_by(runs: Iterable[Run], key: Callable[[Run], str]) -> dict[str, list[R
 def methods_of(runs: Sequence[Run]) -> list[Method]:
     """Return the method of each run. Labels stay distinct when figures shorten them."""
     settings = [flatten(run.config) for run in runs]
+    for own, run in zip(settings, runs, strict=True):  # earlier versions always predicted through the codec
+        own.setdefault("measure.coded", str(run.config.get("rehearsal") != "veridical").lower())
     compared = [place for place, run in enumerate(runs) if not run.reference] or range(len(runs))
     others = [
         name for name in differing([settings[place] for place in compared])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, zip_longest
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
 from graspcl.report.grouping import Condition
@@ -194,6 +195,8 @@ def comparison_table(experiment: Experiment, name: Literal["summary", "sweep", "
         captions.append(f"{plural(experiment.repeats, 'run')} with the settings and seed of another left out.")
     seen = {str(run.summary["seen"]) for group in groups for run in group.runs if "seen" in run.summary}
     captions += [f"Note: {sentence}." for sentence in sorted(seen)]
+    runs = [run for group in groups for run in group.runs]
+    captions += [f"{text[0].upper()}{text[1:]}." for text in (*_how_tested(runs), *_codec_costs(runs))]
     return make_table(name, "Summary", fields, groups, " ".join(captions))
 
 
@@ -314,7 +317,7 @@ def session_table(run: Run) -> Table:
     captions: list[str] = []
     if run.summary:
         captions = [f"{m.symbol} {number_cell(run.value(m.key), m.digits).text}" for m in measures("paper")]
-        captions += _remarks(run)
+        captions += [*_remarks(run), *_how_tested([run]), *_codec_costs([run])]
         for name, unit in (("drift", "norm"), ("drift_mse", "MSE")):
             if not math.isnan(run.value(f"{name}_auc")):
                 captions.append(f"drift ({unit}) β {run.value(f'{name}_auc'):.4g}, φ {run.value(f'{name}_mean'):.4g}")
@@ -330,6 +333,35 @@ def _remarks(run: Run) -> list[str]:
     seen = run.summary.get("seen")
     left_out = [f"{run.value(key):.0f} {text}" for key, text in counts if run.value(key) > 0]
     return [*left_out, seen] if isinstance(seen, str) else left_out
+
+
+def _how_tested(runs: Iterable[Run]) -> list[str]:
+    """Return whether test samples pass through the codec, if all runs agree; else the labels of methods say so."""
+    found = {run.summary.get("coded") for run in runs}
+    how = {True: "test samples pass through the codec", False: "test samples are predicted uncoded"}
+    return [how[coded] for coded in found if len(found) == 1 and isinstance(coded, bool)]
+
+
+def _codec_costs(runs: Iterable[Run]) -> list[str]:
+    """Return what each codec costs, as means over the runs that measured it."""
+    found: dict[str, list[Any]] = {}
+    for run in runs:
+        cost = run.summary.get("codec_cost")
+        if isinstance(cost, Mapping) and "codec" in cost:
+            found.setdefault(str(cost["codec"]), []).append(cost)
+    texts = []
+    for codec, costs in found.items():
+        measured = [cost for cost in costs if "not_measured" not in cost]
+        if not measured:
+            texts.append(f"what the codec {codec} costs was not measured: {costs[0]['not_measured']}")
+            continue
+        names = ("nearest_mean", "ridge", "relative_error")
+        nearest, ridge, error = (fmean(number(cost.get(name)) for cost in measured) for name in names)
+        lost = f"costs {nearest:.1f} points of nearest-mean and {ridge:.1f} of ridge accuracy on base samples"
+        texts.append(f"the codec {codec} {lost}, with a relative error of {error:.3f}")
+        if within := [str(cost["within"]) for cost in costs if "within" in cost]:
+            texts[-1] += f" (warning: codec {within[0]} costs less than 1 point)"
+    return texts
 
 
 def experiment_tables(experiment: Experiment) -> Iterator[Table]:

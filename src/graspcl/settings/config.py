@@ -155,6 +155,7 @@ class MeasureConfig:
     drift: Natural = 0  # held-out old samples whose representation drift is measured after every update
     distances: Natural = 500  # stored samples, about, whose distances to prototypes are measured before every session
     head: int = 100  # classes with more training samples than this form the head of a long tail
+    coded: bool = False  # predict from inputs that pass through the codec, as stored samples do
 
 
 @checked
@@ -277,11 +278,14 @@ _NO_STAGES = {"method": "none", "epochs": 50, "batch_size": 256, "lr": 0.2}
 
 def identity(plain: dict[str, Any]) -> dict[str, Any]:
     """Return the plain settings that decide a run's result; how often it is saved and logged does not."""
-    base = dict(plain["base"])
+    base, measure = dict(plain["base"]), dict(plain["measure"])
+    if measure["coded"]:  # as all runs were before the setting existed
+        del measure["coded"]
     if not base["stages"]:
         base = {**base, **_NO_STAGES}
         del base["stages"]
-    return {name: value for name, value in {**plain, "base": base}.items() if name not in ("checkpoint", "log")}
+    decisive = {**plain, "base": base, "measure": measure}
+    return {name: value for name, value in decisive.items() if name not in ("checkpoint", "log")}
 
 
 def digest(value: Any) -> str:

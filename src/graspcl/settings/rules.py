@@ -39,7 +39,7 @@ def idle_reason(config: Config, name: str) -> str | None:
         ("base.optimiser.*", not base.passes, "with base.passes 0 the base samples are not rehearsed"),
         ("base.data", base.preset is None, "no stage of base.stages is weights(preset=NAME)"),
         ("network.frozen", config.rehearsal == "latent", "latent rehearsal never changes the frozen part"),
-        ("codec.*", config.rehearsal == "veridical", "veridical rehearsal stores samples unmodified"),
+        ("codec.*|measure.coded", config.rehearsal == "veridical", "veridical rehearsal stores samples unmodified"),
         ("optimiser.momentum", adamw[0], "AdamW has none"),
         ("optimiser.warmup", config.optimiser.schedule == "onecycle", "the schedule onecycle rises by itself"),
         ("base.optimiser.momentum", adamw[1], "AdamW has none"),
