@@ -91,6 +91,20 @@ def check_source(data: Any, reads: str, label: str) -> None:
         check(data)
 
 
+def kind_of_files(path: str) -> str:
+    """Return what a file or folder most likely has: "texts" in tables, else "images".
+
+    >>> kind_of_files("mails.csv"), kind_of_files("photos.zip")
+    ('texts', 'images')
+    """
+    from graspcl.data.table_reader import READERS
+    from graspcl.data.text_table import table_files
+
+    place = Path(path)
+    tables = place.suffix.lower() in READERS or (place.is_dir() and "train" in table_files(place))
+    return "texts" if tables else "images"
+
+
 def source_name(path: str, reads: str) -> str:
     """Return the name of the source to create: `path` itself, or for a file or folder `images:PATH` or `texts:PATH`."""
     # A folder may be called images, but the source images needs a path.

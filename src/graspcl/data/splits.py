@@ -87,7 +87,7 @@ class Validation(View[Batch]):
     >>> photos = Groceries()
     >>> held = Validation(photos, 0.25)
     >>> len(photos.train), len(held.train), len(held.test)
-    (732, 549, 183)
+    (732, 548, 184)
     """
 
     def __init__(self, samples: Samples[Batch], share: float) -> None:
