@@ -123,6 +123,8 @@ def column_names(path: Path) -> list[str]:
     try:
         with open(path, encoding="utf-8-sig", errors="backslashreplace", newline="") as lines:
             first = next((line for line in lines if line.strip()), "")
+            if not first:
+                raise GraspError(f"{path} is empty")
             if kind not in (".jsonl", ".ndjson"):
                 delimiter = _delimiter(first, "\t" if kind == ".tsv" else ",")
                 return [name.strip() for name in next(csv.reader(chain([first], lines), delimiter=delimiter))]

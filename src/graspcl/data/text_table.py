@@ -136,7 +136,8 @@ def training_table(path: Path) -> Path:
     if not path.is_dir():
         return path
     if "train" not in (files := table_files(path)):
-        raise GraspError(f"{path} has no training data; add train.csv (or {', '.join([*READERS][1:])})")
+        remedy = f"add train.csv (or {', '.join([*READERS][1:])}); for images use `graspcl run images`"
+        raise GraspError(f"{path} has no training data; {remedy}")
     return files["train"]
 
 
