@@ -18,7 +18,8 @@ Traceback (most recent call last):
 graspcl.errors.GraspError: name must be 'sgd' or 'adamw', got 'adam'
 
 `bool`, `int`, `float`, `str`, `Literal`, and unions and tuples of them are checked as they stand; every other type is
-left alone. A list passes for a tuple, since TOML has no tuples.
+left alone. A list passes for a tuple, since TOML has no tuples. A word beside a type, as in `Annotated[int, "auto"]`,
+may stand in its place until the value is known.
 """
 
 from __future__ import annotations
@@ -132,7 +133,8 @@ def _fits(value: Any, kind: Any) -> bool:
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Annotated:
         ranges = [limit for limit in inner[1:] if isinstance(limit, Range)]
-        return _fits(value, inner[0]) and all(value in limit for limit in ranges)
+        stands_in = isinstance(value, str) and value in inner[1:]
+        return stands_in or (_fits(value, inner[0]) and all(value in limit for limit in ranges))
     if origin in (Union, types.UnionType):
         return any(_fits(value, choice) for choice in inner)
     if origin is Literal:
@@ -157,7 +159,7 @@ def _described(kind: Any) -> str:
     if origin is Annotated:
         said = _described(inner[0])
         for limit in inner[1:]:
-            said = said.replace("a ", f"a {limit} ", 1) if str(limit) == "positive" else f"{said} {limit}"
+            said = said.replace("a ", f"a {limit} ", 1) if str(limit) == "positive" else f"{said} {_alternative(limit)}"
         return said
     if origin in (Union, types.UnionType):
         return " or ".join(_described(choice) for choice in inner)
@@ -167,6 +169,10 @@ def _described(kind: Any) -> str:
     if origin is tuple:
         return f"[{', '.join(map(_described, inner))}]"
     return _WORDS.get(kind, getattr(kind, "__name__", str(kind)))
+
+
+def _alternative(limit: Range | str) -> str:
+    return f"or {limit!r}" if isinstance(limit, str) else str(limit)
 
 
 def numbers(name: str, values: Any, dimensions: int = 1, empty: bool = True) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -76,6 +77,25 @@ def decode_some(
     kept = np.array([place for place, problem in enumerate(problems) if problem is None], np.int64)
     some = images if len(kept) == len(images) else images[kept]
     return some, kept, [problem for problem in problems if problem is not None]
+
+
+def shorter_sides(stored: Sequence[Stored]) -> NDArray[np.int64]:
+    """Return the shorter side in pixels of each image that can be opened; the images are not decoded.
+
+    >>> from PIL import Image
+    >>> file = io.BytesIO()
+    >>> Image.new("L", (300, 200)).save(file, "PNG")
+    >>> shorter_sides([file.getvalue(), b"text"])
+    array([200])
+    """
+    opener, sides = require("PIL.Image", "images"), []
+    for source in stored:
+        file = io.BytesIO(source) if isinstance(source, bytes) else source
+        with contextlib.suppress(Exception), opener.open(file) as image:  # the run reports what cannot be read
+            sides.append(min(image.size))
+    if not sides:
+        raise GraspError("none of the images can be read")
+    return np.array(sides, np.int64)
 
 
 def thumbnail(image: Pixels, most: int) -> str:

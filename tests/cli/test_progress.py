@@ -6,7 +6,6 @@ import re
 import pytest
 from rich.console import Console
 
-from graspcl.cli import progress
 from graspcl.cli.progress import Bars
 
 
@@ -27,7 +26,7 @@ def shown(terminal, clock, width=80):
         for parts in (600, 1, 1, 1):
             advance(parts)
             clock[0] += 2.0
-        clock[0] += progress._SECONDS
+        clock[0] += 20.0
         advance(10)
         bars._progress.refresh()
     return out.getvalue()
@@ -40,5 +39,33 @@ def test_a_bar_tells_the_time_left_and_fits_a_small_terminal(clock):
     assert all(len(re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", line)) <= 80 for line in lines)
 
 
-def test_without_a_terminal_a_line_now_and_then_tells_it_too(clock):
-    assert re.search(r"seed 0: 613 of 1000, about 0:1\d:\d\d left", shown(False, clock))
+def lines(clock, steps, total=1000):
+    """The lines about a step in a pipe; it does these parts, each after so many seconds."""
+    out = io.StringIO()
+    bars = Bars(Console(file=out, force_terminal=False, width=80))
+    bars._progress.get_time = lambda: clock[0]
+    with bars, bars.task("encoding", total) as advance:
+        for parts, seconds in steps:
+            clock[0] += seconds
+            advance(parts)
+    return out.getvalue().strip().splitlines()
+
+
+def test_without_a_terminal_lines_tell_the_count_and_the_time_left(clock):
+    first, *told, last = lines(clock, [(100, 20)] * 10)
+    assert first == "encoding: 1,000 to do" and last.startswith("✓ encoding")
+    assert told[1] == "encoding: 200 of 1,000 (20 %), about 0:02:40 left" and len(told) == 9  # the end is told by ✓
+
+
+@pytest.mark.parametrize(
+    ("steps", "number"),
+    [
+        ([(1, 0.1)] * 1000, 9),  # 100 s: a line for each tenth, since ten seconds have passed
+        ([(1, 0.01)] * 1000, 0),  # 10 s: none
+        ([(1, 1)] * 1000, 16),  # a line a minute
+        ([(1, 7.2)] * 1000, 111),  # two hours: a line a minute, at every ninth part of 7.2 s
+        ([(1000, 30)], 0),
+    ],
+)
+def test_lines_are_few(clock, steps, number):
+    assert len(lines(clock, steps)) == number + 2

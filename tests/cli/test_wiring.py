@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from graspcl.experiment import Outcome
+from graspcl.experiment.tuning import Search, Trial
 from graspcl.settings import change, preset
 from graspcl.settings.config import as_plain
 from graspcl.settings.grid import grid
+from graspcl.settings.presets import load
 from graspcl.settings.read import settled
 from graspcl.stream import Stream, load_stream, save_stream
 
@@ -85,6 +87,38 @@ def test_a_sweep_of_one_run_without_a_bound(graspcl, sweeps):
     assert (out, title) == (Path("runs"), "groceries-unbounded: 6 runs")
     graspcl("sweep", "groceries", "--policies", "mof", "--seeds", "1", "--references", "none", code=1)
     assert sweeps.noted["sweep"][1][0] == grid(preset("groceries"), "mof", seeds="1")
+
+
+@pytest.mark.parametrize(
+    ("what", "preset_name"),
+    [("photos", "images"), ("mails.CSV", "texts"), ("tables", "texts"), ("listings", "listings")],
+)
+def test_tune_finds_the_preset_for_the_data(graspcl, calls, tmp_path, what, preset_name):
+    (tmp_path / "photos" / "ant").mkdir(parents=True)
+    (tmp_path / "tables").mkdir()
+    for name in ("mails.CSV", "tables/train.csv"):
+        (tmp_path / name).write_text("label,text\n")
+    trials = [Trial({"optimiser.lr": 3}, {5: 40.0, None: 61.25}), Trial({}, {5: 30.0})]
+    calls.replace("graspcl.experiment.make_workers", nullcontext("the workers"))
+    calls.replace("graspcl.experiment.resolve", lambda config, progress: change(config, {"data.classes": 7}))
+    calls.replace(
+        "graspcl.experiment.tuning.tune",
+        lambda config, *_: Search(trials, [(5, 2), (None, 1)], change(config, {"optimiser.lr": 3}), {}),
+    )
+    options = ("--search", "optimiser.lr=1,3; policy=mir", "--trials", "5", "--seeds", "2", "--out", "here")
+    said = graspcl("tune", what, *options, "-o", "best.toml", "--seed", "4", "--workers", "2", "--plugin", PLUGIN)
+    ((config, *rest),) = calls.noted["tune"]
+    start = preset(preset_name, own_data=None if what == "listings" else what)
+    assert config == change(start, {"data.classes": 7, "seed": 4})
+    assert rest[:4] == [{"optimiser.lr": [1, 3], "policy": ["mir"]}, 5, 2, Path("here")] and rest[5] == "the workers"
+    assert calls.noted["make_workers"] == [(2, [PLUGIN])]
+    assert "61.25" in said and "graspcl run best.toml" in said
+    written = (tmp_path / "best.toml").read_text()
+    expected = change(config, {"optimiser.lr": 3, "name": f"{preset_name}-tuned"})
+    assert tomllib.loads(written) == as_plain(settled(expected)) and load(tmp_path / "best.toml") == settled(expected)
+    for line in ("optimiser.lr: 1, 3", "trials 2 with 5 samples, 1 with all samples per class; runs of each: 2",
+                 "optimiser.lr=3 (5 samples: 40.00; all samples: 61.25)", "unchanged (5 samples: 30.00)"):  # fmt: skip
+        assert line in written
 
 
 @pytest.fixture

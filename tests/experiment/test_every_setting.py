@@ -59,6 +59,8 @@ CHANGES = {
     "data.test_per_class": (10, VECTORS),
     "data.val_mapping": ("file", VECTORS),
     "data.test_split": ("folder", VECTORS),
+    "data.test_share": (0.3, VECTORS),
+    "data.validation": (0.3, VECTORS),
     "data.text": ("title", VECTORS),
     "data.label": ("kind", VECTORS),
     "data.tasks": ("a,b", VECTORS),
@@ -127,10 +129,10 @@ class Mine(Clusters):
 
     def __init__(
         self, val_mapping: str = "", test_split: str = "", text: str = "", label: str = "", tasks: str = "",
-        spread: float = 1.0, start: int = 0,
+        spread: float = 1.0, start: int = 0, test_share: float = 0.1,
     ) -> None:  # fmt: skip
         super().__init__(classes=6, dim=8)
-        given = repr((val_mapping, test_split, text, label, tasks, spread, start))
+        given = repr((val_mapping, test_split, text, label, tasks, spread, start, test_share))
         self.values = self.values + np.random.default_rng(zlib.crc32(given.encode())).normal(size=8).astype(np.float32)
         self.options = {"given": given}
 

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from graspcl.errors import GraspError
-from graspcl.experiment import run
+from graspcl.experiment import resolve, run
 from graspcl.model import make_network
-from graspcl.settings import change, preset
+from graspcl.progress import Silent
+from graspcl.settings import Part, change, preset
 from graspcl.settings.config import as_plain
 from graspcl.settings.presets import about, names
 from graspcl.settings.read import read_toml, settled
@@ -84,6 +85,7 @@ def cache(shared_cache, monkeypatch):
 
 def learn(config, folder):
     """Run, and check what any run must leave; returns the summary and the sessions."""
+    config = resolve(config, Silent())
     summary = run(config, folder)
     sessions = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["session"] for row in sessions] == [*range(1, config.stream.sessions + 1)]
@@ -154,9 +156,8 @@ def test_small(name, cache, tmp_path):
     """As a user with these data runs it."""
     config = preset(name, "small")
     if not config.data.path:
-        data = DATA / (
-            "text" if name.startswith("text-order") else "miniplaces-lt" if name == "places-lt" else "tiny-imagenet-200"
-        )
+        folders = {"texts": "text/clinc150", "places-lt": "miniplaces-lt"}
+        data = DATA / folders.get(name, "text" if name.startswith("text-order") else "tiny-imagenet-200")
         if not data.is_dir():
             pytest.skip(f"needs ../shared/data/{data.name}")
         config = change(config, {"data": str(data)})

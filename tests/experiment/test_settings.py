@@ -65,14 +65,15 @@ def leaf(hint):
     if get_origin(hint) is Literal:
         return st.sampled_from(get_args(hint))
     if get_origin(hint) is Annotated:
-        inner, limit = get_args(hint)
-        return (
+        inner, limit, *words_too = get_args(hint)
+        found = (
             leaf(inner)
             .map(lambda number: abs(number) % 1e6 if inner is float else abs(number))
             .filter(limit.__contains__)
             if limit.high > 1
             else st.floats(0.0, 1.0).filter(limit.__contains__)
         )
+        return st.one_of(found, *map(st.just, words_too))
     if get_args(hint):
         return st.one_of(*map(leaf, get_args(hint)))
     return {type(None): st.none(), str: words, **numbers}[hint]
@@ -331,7 +332,7 @@ def test_reciprocal_shift_is_the_former_name_of_published(tmp_path):
         ({"stop.patience": "long"}, "stop.patience must be a whole number of at least 1 or none, got 'long'"),
         ({"data.path": 3}, "data.path must be a string, got 3"),
         ({"data.path": None}, "data.path must be a string"),
-        ({"stream.sessions": "none"}, "stream.sessions must be a whole number of at least 1, got 'none'"),
+        ({"stream.sessions": "none"}, "stream.sessions must be a whole number of at least 1 or 'auto', got 'none'"),
         ({"policy": 3}, "policy.name must be a string, got 3"),
         ({"buffer": "8MB", "buffer.capacity": 3}, "--buffer.capacity is given twice"),
         ({"stop": "patience=3", "stop.patience": 3}, "--stop.patience is given twice"),
@@ -346,7 +347,10 @@ def test_a_file_with_a_mistake_is_named(tmp_path):
     file = tmp_path / "mine.toml"
     for text, message in (
         ("bufer = 3", "mine.toml: there is no setting 'bufer'; did you mean 'buffer'"),
-        ("[stream]\nsessions = 1.5", "mine.toml: stream.sessions must be a whole number of at least 1, got 1.5"),
+        (
+            "[stream]\nsessions = 1.5",
+            "mine.toml: stream.sessions must be a whole number of at least 1 or 'auto', got 1.5",
+        ),
         ("[policy]\neps = 1.0", "mine.toml: policy.name must be a string"),
         ("seed = ", "mine.toml is not a TOML file"),
         ("base.epochs = 3", "mine.toml: there is no setting 'base.epochs'; write --base.stages"),

@@ -107,6 +107,11 @@ def test_the_base_is_the_same_for_all_orders_of_arrival():
         ("iid", {"base_classes": 4, "sessions": 1}, "0 samples beside the 4 base classes"),
         ("iid", {"base_classes": 1, "sessions": 5}, "4 samples beside the 1 base classes cannot be split into 5"),
         ("iid", {"base_classes": 1, "sessions": 0}, "sessions must be a whole number of at least 1, got 0"),
+        (
+            "class_incremental",
+            {"base_classes": 2, "sessions": 2},
+            "one new class each; set --stream.base_classes and --stream.sessions to less",
+        ),
         ("task_incremental", {}, "needs a value for task_of"),
         ("task_incremental", {"task_of": [0, 1]}, "indices and task_of must have the same length"),
         ("task_incremental", {"task_of": [0, 0, 1, 1, 2, 2], "base_tasks": 3}, "3 tasks cannot be split into 3 base"),

@@ -90,6 +90,7 @@ def test_mistakes_in_a_file_are_explained(tmp_path, text, message):
     ("order", "message"),
     [
         ("imagenet", "wnids of ImageNet-1K, such as n09332890; 4 of these 4 are not, for example 'ant'"),
+        ("imagenet", "set --stream.order random, or sorted"),
         ("randm", "no class order called 'randm', and no file of that name; did you mean 'random'"),
         (".", "cannot be read"),
         ([0, 1, 2], "each of 4 class numbers once; missing: 3"),

@@ -14,6 +14,7 @@ from graspcl.cli.overview import overview
 from graspcl.cli.predict import predict
 from graspcl.cli.pretrain import pretrain
 from graspcl.cli.stream import stream
+from graspcl.cli.tune import tune
 
 
 def bench(
@@ -47,7 +48,7 @@ def bench(
 
 _COMMANDS = {
     "Everyday": (experiments.demo, experiments.run, experiments.sweep, predict, report.report),
-    "More": (experiments.list_, experiments.show, stream, pretrain, report.watch, overview),
+    "More": (tune, experiments.list_, experiments.show, stream, pretrain, report.watch, overview),
     "Other": (bench,),
 }
 

@@ -115,12 +115,14 @@ def run(
     plugin: Plugins = (),
 ) -> None:
     """Run one experiment, or resume it."""
+    from graspcl.experiment import resolve
     from graspcl.experiment import run as run_one
     from graspcl.report import run_table
 
-    config = options.resolve(run, what, settings, scale, rehearsal, memory, plugin)
-    console, folder = Console(), out / config.path
+    config, console = options.resolve(run, what, settings, scale, rehearsal, memory, plugin), Console()
     with Bars(console) as bars:
+        config = resolve(config, bars)  # first: the values name the folder
+        folder = out / config.path
         run_one(config, folder, bars, out / config.folder / "base")
     console.print(run_table(folder))
     console.print(f"Run: {folder}", soft_wrap=True)
@@ -162,7 +164,7 @@ def sweep(
     references
         Learners to compare with, run once per seed: comma-separated names, all, or none.
     """
-    from graspcl.experiment import make_workers
+    from graspcl.experiment import make_workers, resolve
     from graspcl.experiment import sweep as run_all
     from graspcl.report import sweep_table
     from graspcl.report.measures import plural
@@ -181,9 +183,9 @@ def sweep(
             if name == setting or name.startswith(f"{setting}."):
                 raise GraspError(f"--{name} would do nothing here: {option} decides")
     config = options.resolve(sweep, what, settings, scale, rehearsal, memory, plugin)
-    configs = grid(config, policies, learners, seeds, updates, buffer, references)
     console = Console()
     with Bars(console) as bars, make_workers(workers, plugin) as processes:
+        configs = grid(resolve(config, bars), policies, learners, seeds, updates, buffer, references)
         outcome = run_all(configs, out, bars, processes, f"{config.name}: {plural(len(configs), 'run')}")
     if outcome.finished:
         console.print(sweep_table(config.name, outcome.finished, width=console.width))

@@ -31,11 +31,14 @@ def pretrain(
     out
         File to write.
     """
+    from graspcl.experiment import resolve as find
     from graspcl.experiment.prepare import write_weights
 
     config = resolve(pretrain, what, settings, scale, plugins=plugin)
     if not config.base.stages:
         raise GraspError("base.stages is empty, so nothing is trained: set --base.stages 'supervised(epochs=50)'")
+    console = Console()
+    config = find(config, Bars(console))
     check(config)
     if out.exists():
         raise GraspError(f"--out {out} exists already; remove it or choose another name")
@@ -44,7 +47,6 @@ def pretrain(
         tempfile.TemporaryFile(dir=out.parent).close()  # find out now, not after the training
     except OSError as error:
         raise GraspError(f"--out {out}: its folder cannot be created or written to: {error.strerror}") from error
-    console = Console()
     with Bars(console) as bars:
         about = write_weights(config, out, bars)
     said = [f"{about['network']}: {len(about['classes'])} classes, {about['images']:,} images"]

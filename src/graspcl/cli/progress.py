@@ -1,4 +1,4 @@
-"""Progress bars."""
+"""Progress bars, and lines in their place where there is no terminal, as in a pipe or the log of a build."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Column
 
 _RECENT = 600.0  # seconds from which the time left is estimated; a run of a sweep takes minutes
-_SECONDS = 20.0  # between two lines about a step, without a terminal
+_SECONDS, _LONGEST = 10.0, 60.0  # without a terminal, a line is due after a tenth of a step, within these limits
 
 
 class Bars:
@@ -43,17 +43,21 @@ class Bars:
     def task(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
         """Show a bar for a step of `total` parts."""
         bar = self._progress.add_task(escape(title), total=total)
-        task, shown = self._progress.tasks[-1], time.monotonic()
+        task, shown, told = self._progress.tasks[-1], time.monotonic(), 0.0
+        lines = not self.console.is_terminal
 
         def advance(done: int) -> None:
-            nonlocal shown
+            nonlocal shown, told
             self._progress.advance(bar, done)
-            if not self.console.is_terminal and time.monotonic() - shown > _SECONDS:
-                shown = time.monotonic()
+            since, more = time.monotonic() - shown, task.completed - told
+            if lines and task.completed < total and (since >= _LONGEST or (since >= _SECONDS and more >= total / 10)):
+                shown, told = time.monotonic(), task.completed
                 left = task.time_remaining
                 about = "" if left is None else f", about {timedelta(seconds=int(left))} left"
-                self.note(f"{title}: {task.completed:.0f} of {total}{about}")
+                self.note(f"{title}: {task.completed:,.0f} of {total:,} ({task.percentage:.0f} %){about}")
 
+        if lines:
+            self.note(f"{title}: {total:,} to do")
         try:
             yield advance
             self.console.print(f"[green]✓[/green] {escape(title)} [dim]{task.elapsed or 0:.1f} s[/dim]")

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from graspcl.cli.options import Plugins, Scale, Settings, What, resolve
+from graspcl.cli.progress import Bars
 from graspcl.errors import GraspError
 from graspcl.settings import Config
 from graspcl.settings.config import BaseConfig
@@ -73,8 +74,10 @@ def save(what: What, /, *settings: Settings, out: Path, scale: Scale = "full", p
 
 def _arranged(config: Config) -> tuple[Any, Stream]:
     """Return the samples of a run, and their stream."""
+    from graspcl.experiment import resolve as find
     from graspcl.experiment.prepare import arrange, open_data
 
+    config = find(config, Bars(Console()))
     check(replace(config, base=BaseConfig()))  # how the network starts does not matter
     samples, order = open_data(config)
     return samples, arrange(config, samples, order)

@@ -145,6 +145,7 @@ class ImageFolder(ImageFiles):
         labels = labels_of(found, classes, train.where(), "images")
         problems = _empty_folders(train, classes, "left out")
         self._files = [(train, name) for name in names]
+        self.own_test = test is not None
         if test is None:
             tested = held_out(labels, np.array([hash_id(name) for name in names]), test_share)
             options["test_share"] = test_share

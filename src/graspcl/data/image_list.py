@@ -7,11 +7,11 @@ import posixpath
 import re
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import numpy as np
 
-from graspcl.checks import Count, checked
+from graspcl.checks import Count, Range, checked
 from graspcl.data.image_folder import ImageFiles, ImageFolder, files_digest
 from graspcl.data.samples import Samples, few, hash_id
 from graspcl.data.sources import data_sources
@@ -24,16 +24,20 @@ if TYPE_CHECKING:
 
 @data_sources.register("images", gives="images")
 def open_images(
-    path: str | Path, pixels: Count = 224, val_mapping: str | Path | None = None, test_split: str | None = None
+    path: str | Path,
+    pixels: Count = 224,
+    val_mapping: str | Path | None = None,
+    test_split: str | None = None,
+    test_share: Annotated[float, Range(0, 1, below=True)] = 0.1,
 ) -> Samples[torch.Tensor]:
     """Open the images of a folder or zip file.
 
     They are an `ImageList` if there is a list such as Places_LT_train.txt, else an `ImageFolder`, whose parameters
-    these are. With lists, `test_split` is the parameter `test` of `ImageList`.
+    these are. With lists, `test_split` is the parameter `test` of `ImageList`, and `test_share` is not used.
     """
     lists = train_lists(Path(path), open_tree(Path(path)))
     if not lists:
-        return ImageFolder(path, pixels, val_mapping=val_mapping, test_split=test_split)
+        return ImageFolder(path, pixels, val_mapping=val_mapping, test_split=test_split, test_share=test_share)
     if val_mapping is not None:
         fault = f"val_mapping is for class folders, but {lists[0][1]} lists the images"
         raise GraspError(f"{path}: {fault}; remove val_mapping")

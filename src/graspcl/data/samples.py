@@ -55,6 +55,7 @@ class Samples(ABC, Generic[Batch]):
     options: Mapping[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     whole = False  # images: keep the whole shorter side, like the codec 'encoded' with `whole`
+    own_test = True  # whether the data came with test samples; else some were held out
 
     def __post_init__(self) -> None:
         for column in ("labels", "ids", "train", "test"):

@@ -42,6 +42,7 @@ _ONLY_SOME = {  # settings that are refused where a source has no such parameter
     "tasks": "tasks are data sets in a folder of texts, and {} has none: --data.tasks none groups classes into tasks",
     "val_mapping": "this is for folders of images, and {} is not one; remove the setting",
     "test_split": "this is for folders of images, and {} is not one; remove the setting",
+    "test_share": "this is for files and folders without test samples, and {} has its own; remove the setting",
 }
 
 
@@ -60,7 +61,7 @@ def open_samples(data: Any, reads: str) -> Samples[Any]:
     >>> open_samples(SimpleNamespace(path="groceries", pixels=32), "images")
     <Groceries 0.1.1: 14 classes, 732 train, 661 test>
     """
-    name = _source(data.path, reads)
+    name = source_name(data.path, reads)
     return data_sources.create(name, **_parameters(data, name))
 
 
@@ -73,7 +74,7 @@ def check_source(data: Any, reads: str, label: str) -> None:
     if not path:
         kind = _OPENS_FILES[reads]
         raise GraspError(f"{label} needs its {kind}: --data PATH, {_FORMS[kind]} ({_names(reads)})")
-    name = _source(path, reads)
+    name = source_name(path, reads)
     if name != path and not Path(path).exists():
         raise GraspError(f"--data {path}: there is no such folder or file; {_names(reads)}")
     source = name.partition(":")[0]
@@ -90,7 +91,21 @@ def check_source(data: Any, reads: str, label: str) -> None:
         check(data)
 
 
-def _source(path: str, reads: str) -> str:
+def kind_of_files(path: str) -> str:
+    """Return what a file or folder most likely has: "texts" in tables, else "images".
+
+    >>> kind_of_files("mails.csv"), kind_of_files("photos.zip")
+    ('texts', 'images')
+    """
+    from graspcl.data.table_reader import READERS
+    from graspcl.data.text_table import table_files
+
+    place = Path(path)
+    tables = place.suffix.lower() in READERS or (place.is_dir() and "train" in table_files(place))
+    return "texts" if tables else "images"
+
+
+def source_name(path: str, reads: str) -> str:
     """Return the name of the source to create: `path` itself, or for a file or folder `images:PATH` or `texts:PATH`."""
     # A folder may be called images, but the source images needs a path.
     named = path in data_sources and data_sources.parameters(path).get("path") is not Parameter.empty

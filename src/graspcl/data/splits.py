@@ -52,8 +52,59 @@ def rows_of_split(labels: Int64s, ids: Int64s, train: Int64s, test: Int64s) -> t
     return rows, {"labels": labels[rows], "ids": ids[rows], **places}
 
 
+class View(Samples[Batch]):
+    """Some rows of another source, `samples`, which are read from there."""
+
+    samples: Samples[Batch]
+    _rows: Int64s
+
+    def _look_at(self, samples: Samples[Batch], rows: Int64s) -> None:
+        self.samples, self._rows = samples, rows
+        self.whole, self.own_test = samples.whole, samples.own_test
+
+    def read(self, indices: ArrayLike) -> Batch:
+        return self.samples.read(self.rows(indices))
+
+    def read_some(self, indices: ArrayLike) -> tuple[Batch, Int64s, list[str]]:
+        return self.samples.read_some(self.rows(indices))
+
+    def encoded_some(self, indices: ArrayLike) -> tuple[Codes, Int64s, list[str]]:
+        return self.samples.encoded_some(self.rows(indices))
+
+    def rows(self, indices: ArrayLike) -> Int64s:
+        """Return the indices in the source of the samples at `indices` [n]."""
+        rows: Int64s = self._rows[self.check(indices)]
+        return rows
+
+
+class Validation(View[Batch]):
+    """The training samples of a source alone: a `share` of each class to test on, the others to train on.
+
+    Settings that are chosen on them know nothing of the source's test samples, which are left out. The samples are
+    drawn at random, always the same. A class keeps at least one training sample.
+
+    >>> from graspcl.data import Groceries
+    >>> photos = Groceries()
+    >>> held = Validation(photos, 0.25)
+    >>> len(photos.train), len(held.train), len(held.test)
+    (732, 548, 184)
+    """
+
+    def __init__(self, samples: Samples[Batch], share: float) -> None:
+        labels = samples.labels[samples.train]
+        held = held_out(labels, generator(0, "validation").permutation(len(labels)), share)
+        parts = samples.train[~held], samples.train[held]
+        rows, arrays = rows_of_split(samples.labels, samples.ids, *parts)
+        self._look_at(samples, rows)
+        options = {**samples.options, "validation": share}
+        super().__init__(samples.name, samples.version, samples.classes, **arrays, options=options)
+        self.problems = samples.problems
+        if (task_of := getattr(samples, "task_of", None)) is not None:
+            self.task_of, self.tasks = task_of[rows], getattr(samples, "tasks", None)
+
+
 @checked
-class Subset(Samples[Batch]):
+class Subset(View[Batch]):
     """Some classes of a source, and some samples of each.
 
     Classes keep their order and get new labels. Samples keep their order, ids and split; samples of neither split are
@@ -95,8 +146,8 @@ class Subset(Samples[Batch]):
         if (bare := np.setdiff1d(chosen, samples.labels[train])).size:
             names = few([samples.classes[label] for label in bare])
             raise GraspError(f"{samples.name} has classes without training samples: {names}; choose other classes")
-        self.samples, self.whole = samples, samples.whole
-        self._rows, arrays = rows_of_split(new_label[samples.labels], samples.ids, train, test)
+        rows, arrays = rows_of_split(new_label[samples.labels], samples.ids, train, test)
+        self._look_at(samples, rows)
         choice = {"classes": chosen.tolist(), "per_class": per_class, "test_per_class": test_per_class}
         super().__init__(
             name=samples.name,
@@ -106,20 +157,6 @@ class Subset(Samples[Batch]):
             options={**samples.options, "subset": [*samples.options.get("subset", []), choice]},
             problems=samples.problems,
         )
-
-    def read(self, indices: ArrayLike) -> Batch:
-        return self.samples.read(self.rows(indices))
-
-    def read_some(self, indices: ArrayLike) -> tuple[Batch, Int64s, list[str]]:
-        return self.samples.read_some(self.rows(indices))
-
-    def encoded_some(self, indices: ArrayLike) -> tuple[Codes, Int64s, list[str]]:
-        return self.samples.encoded_some(self.rows(indices))
-
-    def rows(self, indices: ArrayLike) -> Int64s:
-        """Return the indices in the source of the samples at `indices` [n]."""
-        rows: Int64s = self._rows[self.check(indices)]
-        return rows
 
 
 def take(

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,11 +68,7 @@ def read_rows(path: Path, text: str | Sequence[str], label: str) -> Rows:
     CSV and TSV files have no types. There, a text may be a number. Labels that are all numbers count by value: 1 and
     1.0 are one class, and 0.5 is refused. A label of nan is a missing label.
     """
-    kind = path.suffix.lower()
-    if not path.exists():
-        raise GraspError(f"there is no file or folder {path}")
-    if kind not in READERS:
-        raise GraspError(f"{path} is not a table; its name must end in one of {', '.join(READERS)}")
+    kind = _kind(path)
     records = _read(path, READERS[kind], wanted_columns(text, label))
     return collect(str(path), _with_typed_labels(list(records)) if kind in (".csv", ".tsv") else records)
 
@@ -115,6 +111,31 @@ def read_column(path: Path, text: str) -> list[Field]:
     return found
 
 
+def column_names(path: Path) -> list[str]:
+    """Return the names of the columns of a table; of a JSONL file those of its first object."""
+    kind = _kind(path)
+    if kind == ".parquet":
+        parquet = require("pyarrow.parquet", "text")
+        try:
+            return list(parquet.read_schema(path).names)
+        except (OSError, ValueError) as error:  # pyarrow's errors are subclasses of these
+            raise GraspError(f"{path} cannot be read as a Parquet file: {' '.join(str(error).split())}") from error
+    try:
+        with open(path, encoding="utf-8-sig", errors="backslashreplace", newline="") as lines:
+            first = next((line for line in lines if line.strip()), "")
+            if not first:
+                raise GraspError(f"{path} is empty")
+            if kind not in (".jsonl", ".ndjson"):
+                delimiter = _delimiter(first, "\t" if kind == ".tsv" else ",")
+                return [name.strip() for name in next(csv.reader(chain([first], lines), delimiter=delimiter))]
+        record = json.loads(first)
+    except (OSError, ValueError, csv.Error, StopIteration) as error:
+        raise GraspError(f"the columns of {path} cannot be read: {error}") from error
+    if not isinstance(record, dict):
+        raise GraspError(f"{path} row 1: {reprlib.repr(record)} is not an object with columns")
+    return list(record)
+
+
 def wanted_columns(text: str | Sequence[str], label: str) -> Wanted:
     """Return the columns to read, each with the option that sets it."""
     return [*(("--data.text", name) for name in ([text] if isinstance(text, str) else text)), ("--data.label", label)]
@@ -142,6 +163,16 @@ def check_columns(where: str, columns: Sequence[str], wanted: Wanted) -> None:
     for name in names:
         if (number := list(columns).count(name)) > 1:
             raise GraspError(f"{where} has {number} columns called {name!r}; rename or remove all but one")
+
+
+def _kind(path: Path) -> str:
+    """Return the ending of a table's name, in lower case; refuse what is no table."""
+    kind = path.suffix.lower()
+    if not path.exists():
+        raise GraspError(f"there is no file or folder {path}")
+    if kind not in READERS:
+        raise GraspError(f"{path} is not a table; its name must end in one of {', '.join(READERS)}")
+    return kind
 
 
 # -- formats -----------------------------------------------------------------------------------------------------------

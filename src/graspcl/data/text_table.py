@@ -73,6 +73,7 @@ class TextTable(Samples[list[str]]):
         labels = np.concatenate([labels_of(part.labels, classes, part.where, "texts") for part in parts])
         texts = [each for part in parts for each in part.texts]
         hashes = np.array([hash_id(each) for each in texts], np.int64)
+        self.own_test = separate is not None
         if separate is None:
             tested = held_out(labels, hashes, test_share, test_per_class)
             train, test = np.flatnonzero(~tested), np.flatnonzero(tested)
@@ -113,9 +114,8 @@ def _read_parts(
         name, config = hub_name(str(path))
         files = load_splits(name, config)
     elif Path(path).is_dir():
+        training_table(Path(path))  # there must be one
         name, files = Path(path).resolve().name, table_files(Path(path))
-        if "train" not in files:
-            raise GraspError(f"{path} has no training data; add train.csv (or {', '.join([*READERS][1:])})")
     else:
         name, files = Path(path).stem, {"train": Path(path)}
 
@@ -129,6 +129,16 @@ def _read_parts(
     train = [read(role) for role in ["train", *(vals if val == "train" else [])]]
     title = "-".join(filter(None, [Path(name).name, config])) if on_hub else name
     return title, train, read(tests[0]) if tests else None
+
+
+def training_table(path: Path) -> Path:
+    """Return the table to train on: `path` itself, or `train` in a folder."""
+    if not path.is_dir():
+        return path
+    if "train" not in (files := table_files(path)):
+        remedy = f"add train.csv (or {', '.join([*READERS][1:])}); for images use `graspcl run images`"
+        raise GraspError(f"{path} has no training data; {remedy}")
+    return files["train"]
 
 
 def in_class_order(names: Iterable[str]) -> list[str]:

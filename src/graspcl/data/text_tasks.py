@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from graspcl.checks import Count, Natural, checked
+from graspcl.checks import Count, Natural, Range, checked
 from graspcl.data.hub import HUB, hub_name
 from graspcl.data.samples import Int64s, Samples, few, hash_id
 from graspcl.data.sources import data_sources
@@ -84,6 +84,7 @@ def open_texts(
     tasks: str | None = None,
     per_class: Count | None = None,
     test_per_class: Natural | None = None,
+    test_share: Annotated[float, Range(0, 1, below=True)] = 0.1,
 ) -> Samples[list[str]]:
     """Open texts as one table, or as several tasks.
 
@@ -91,11 +92,12 @@ def open_texts(
         path: what `TextTable` accepts; with `tasks`, what `TextTasks` accepts.
         tasks: names of data sets in the folder `path`, such as "ag,yelp,yahoo". None: `path` is one table.
         per_class, test_per_class: maximum number of texts per class of each task. A table is not reduced here.
+        test_share: share of each class to test on if there is no test file.
     """
     if tasks is None:
-        return TextTable(path, text, label)
+        return TextTable(path, text, label, test_share)
     names = [name.strip() for name in tasks.split(",") if name.strip()]
-    return TextTasks(path, names, per_class, test_per_class, text=text, label=label)
+    return TextTasks(path, names, per_class, test_per_class, text=text, label=label, test_share=test_share)
 
 
 @data_sources.register("hf", HUB, gives="texts", check=_check_settings, usage=_USAGE)
@@ -106,9 +108,10 @@ def open_hub(
     tasks: str | None = None,
     per_class: Count | None = None,
     test_per_class: Natural | None = None,
+    test_share: Annotated[float, Range(0, 1, below=True)] = 0.1,
 ) -> Samples[list[str]]:
     """Open the data set NAME or NAME:CONFIG of the Hugging Face hub. Without a name, load the data sets of `tasks`."""
-    return open_texts(f"{HUB}{path}", text, label, tasks, per_class, test_per_class)
+    return open_texts(f"{HUB}{path}", text, label, tasks, per_class, test_per_class, test_share)
 
 
 @checked

@@ -168,7 +168,7 @@ def open_tree(path: Path) -> Tree:
     if path.suffix.lower() == ".zip" and path.is_file():
         return ZipTree(path)
     if path.exists():
-        raise GraspError(f"{path} is neither a folder of images nor a .zip file")
+        raise GraspError(f"{path} is neither a folder of images nor a .zip file; for a table use `graspcl run texts`")
     raise GraspError(f"there is no image folder at {path}")
 
 

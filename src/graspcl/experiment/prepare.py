@@ -19,7 +19,7 @@ from graspcl.buffer import Buffer, Codes, rules
 from graspcl.cache import CachedRows, cache_folder, cached_rows, digest_of, lock
 from graspcl.checks import Array
 from graspcl.codec import Auto, Codec, Encoded, Identity, codecs
-from graspcl.data import Samples, Subset, data_sources, open_samples
+from graspcl.data import Samples, Subset, Validation, data_sources, open_samples
 from graspcl.data.samples import few
 from graspcl.errors import GraspError
 from graspcl.experiment.encoding import encode_samples, first_readable, fitted_codec, test_latents
@@ -188,6 +188,8 @@ def open_data(config: Config) -> tuple[Samples[Any], Array]:
     """Return the samples of a run, and its class order [classes]."""
     data = config.data
     samples = _as_inputs(open_samples(data, config.reads), config)
+    if data.validation is not None:
+        samples = Validation(samples, data.validation)
     order = class_order(config.stream.order, samples.classes, generator(config.seed, "stream"))
     if data.tasks is None and (data.classes, data.per_class, data.test_per_class) != (None, None, None):
         number = data.classes if data.classes is not None else len(order)
@@ -225,7 +227,7 @@ class EncodedTexts(Samples[torch.Tensor]):
         self.texts, self.encoder = texts, encoder
         split = (texts.labels, texts.ids, texts.train, texts.test)
         super().__init__(texts.name, texts.version, texts.classes, *split, {**texts.options, **encoder.fingerprint()})
-        self.problems = texts.problems
+        self.problems, self.own_test = texts.problems, texts.own_test
         self.task_of, self.tasks = getattr(texts, "task_of", None), getattr(texts, "tasks", None)
 
     def read(self, indices: ArrayLike) -> torch.Tensor:
@@ -322,7 +324,8 @@ def _report_problems(samples: Samples[Any], config: Config, progress: Progress) 
     for part in ("classes", "train", "test"):
         used, all_of = len(getattr(samples, part)), len(getattr(whole, part))
         counts.append(f"{used:,}" if used == all_of else f"{used:,} of {all_of:,}")
-    said = f"{samples.name}: {counts[0]} classes, {counts[1]} training and {counts[2]} test"
+    tested = "test" if config.data.validation is None else "validation"
+    said = f"{samples.name}: {counts[0]} classes, {counts[1]} training and {counts[2]} {tested}"
     tokens = config.network.parameters.get("max_tokens", 256)
     progress.note(f"{said} texts, cut to {tokens} tokens" if config.reads == "texts" else f"{said} samples")
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from graspcl.checks import Array
-from graspcl.data import Samples, Subset
+from graspcl.data import Samples, View
 from graspcl.data.hub import HUB
 from graspcl.errors import GraspError
 from graspcl.experiment.prepare import EncodedTexts, open_data
@@ -63,7 +63,9 @@ def open_samples(folder: Path) -> RunSamples:
     samples, _ = open_data(config)
     if samples.fingerprint() != json.loads((folder / "environment.json").read_text(encoding="utf-8"))["fingerprint"]:
         raise GraspError(f"the data at {config.data.path} have changed since the run")
-    inner = samples.samples if isinstance(samples, Subset) else samples
+    inner = samples
+    while isinstance(inner, View):
+        inner = inner.samples
     return RunSamples(samples, inner.texts if isinstance(inner, EncodedTexts) else None)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from graspcl.checks import Array
 from graspcl.errors import GraspError
 from graspcl.experiment import measure
+from graspcl.experiment.automatic import resolve
 from graspcl.experiment.folder import RunFolder, environment
 from graspcl.experiment.live import ProgressFile, one_line, planned
 from graspcl.experiment.loggers import catch_up, make_loggers
@@ -45,14 +46,15 @@ def run(
     A finished run is not repeated. Returns the summary, which is also in summary.json.
 
     Args:
-        config: settings of the run.
+        config: settings of the run; what is "auto" is found first.
         folder: its folder.
         progress: shows the work.
         base: folder for states after the base, which several runs share; by default inside `folder`.
         cache: remembers what is prepared, for several runs in one process.
     """
-    check_run(config)
     progress, place = progress or Silent(), RunFolder(folder)
+    config = resolve(config, progress)
+    check_run(config)
     if place.holds(config) and place.finished:
         progress.note(f"{folder} already holds this run, finished")
         summary = place.summary()

@@ -38,20 +38,28 @@ class Part:
         return f"{self.name}({given})" if given else self.name
 
 
+# "auto" stands for a value that follows from the data; `graspcl.experiment.automatic` finds it before a run starts.
+AUTO = "auto"
+
+
 @checked
 @dataclass(frozen=True)
 class DataConfig:
     """Where samples come from."""
 
     path: str = ""  # folder or zip file of images, table of texts, folder of tables, hf:NAME, or a registered name
-    pixels: Count = 224  # side of the square that images are cut and resized to
+    pixels: Annotated[int, Range(1), AUTO] = 224  # side of the square that images are cut and resized to
     classes: Count | None = None  # number of classes to use, the first in stream.order; all by default
     per_class: Count | None = None  # training samples per class at most; with `tasks`, per class and task
     test_per_class: Count | None = None  # test samples per class at most
     val_mapping: str | None = None  # image folders: file that maps validation images to classes
     test_split: str | None = None  # images to test on: name of a folder; with lists of images, val or test
-    text: str = "text"  # tables: column of the texts
-    label: str = "label"  # tables: column of the labels
+    # share of each class to test on where the data have no test samples; a tenth by default
+    test_share: Annotated[float, Range(0, 1, above=True, below=True), AUTO] | None = None
+    # share of each class of the training samples to test on instead of the test samples, to choose settings
+    validation: Annotated[float, Range(0, 1, above=True, below=True)] | None = None
+    text: str = "text"  # tables: column of the texts, or auto
+    label: str = "label"  # tables: column of the labels, or auto
     tasks: str | None = None  # names of tables in the folder `path`, as "ag,yelp,yahoo"; each is a task
     parameters: dict[str, Any] = field(default_factory=dict)  # of a registered source
 
@@ -62,8 +70,8 @@ class StreamConfig:
     """In which order samples arrive."""
 
     kind: str = "class_incremental"  # a registered stream (`graspcl list streams`)
-    base_classes: Natural = 0  # classes known before the stream starts
-    sessions: Count = 1  # number of sessions in which the other classes arrive
+    base_classes: Annotated[int, Range(0), AUTO] = 0  # classes known before the stream starts
+    sessions: Annotated[int, Range(1), AUTO] = 1  # number of sessions in which the other classes arrive
     order: str = "random"  # class order: random, sorted, imagenet (the reference's), or a file with one class per line
     blurry: Annotated[float, Range(0, 1, below=True)] = 0.0  # share of samples that arrive in another session
     imbalance: Annotated[float, Range(1)] | None = None  # size of the largest class over the smallest
@@ -116,7 +124,7 @@ class BaseConfig:
 @checked
 @dataclass(frozen=True)
 class BufferConfig:
-    """What is stored: a number of samples, a size such as "8MB", or everything (none); and the rule that evicts."""
+    """What is stored: a number of samples, a size such as "8MB", everything (none), or auto; and what is evicted."""
 
     capacity: Count | str | None = None
     maintenance: Part = Part("largest_class")

@@ -80,6 +80,15 @@ def change(config: Config, options: Mapping[str, Any]) -> Config:
     return changed
 
 
+def replaced(config: Config, values: Mapping[str, Any]) -> Config:
+    """Return `config` with other values of settings, by their full dotted names, whether they have an effect or not.
+
+    >>> replaced(Config(), {"data.pixels": 64}).data.pixels
+    64
+    """
+    return cast(Config, _build(Config, {**flatten(as_plain(config)), **values}))
+
+
 def read_toml(path: Traversable) -> dict[str, Any]:
     """Read a TOML file, a `Path` or a resource, as nested dictionaries."""
     try:

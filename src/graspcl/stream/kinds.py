@@ -49,7 +49,8 @@ class ClassIncremental(Stream):
         ordered = rng.permutation(classes) if order is None else in_order(classes, order)
         if sessions > len(ordered) - base_classes:
             parts = f"{base_classes} base classes and {sessions} sessions of at least one new class each"
-            raise GraspError(f"{len(classes)} classes cannot be split into {parts}")
+            remedy = "set --stream.base_classes and --stream.sessions to less"
+            raise GraspError(f"{len(classes)} classes cannot be split into {parts}; {remedy}")
         groups = [ordered[:base_classes], *np.array_split(ordered[base_classes:], sessions)]
         base, *rest = (rng.permutation(group) for group in _grouped(indices, labels, groups))
         if blurry:

@@ -54,7 +54,8 @@ def _in_imagenet_order(classes: Collection[str]) -> list[str]:
     if others := sorted(set(classes) - set(order)):
         raise GraspError(
             f"the class order 'imagenet' needs classes named by wnids of ImageNet-1K, such as {order[0]}; "
-            f"{len(others)} of these {len(classes)} are not, for example {others[0]!r}"
+            f"{len(others)} of these {len(classes)} are not, for example {others[0]!r}; "
+            f"set --stream.order random, or sorted"
         )
     return [wnid for wnid in order if wnid in classes]
 

@@ -1,0 +1,97 @@
+"""Tuning: trials on held-out training samples, halved twice, resumed after any stop."""
+
+import math
+
+import numpy as np
+import pytest
+from test_automatic import Sealed
+
+from graspcl.errors import GraspError
+from graspcl.experiment import RunFolder, make_workers, sweeps, tuning
+from graspcl.experiment.tuning import draw_trials, plan_stages, search_space, tune
+from graspcl.progress import Silent
+from graspcl.settings import change
+
+SPACE = {"optimiser.lr": [1e-6, 0.5, 1.6], "budget.passes": [0.1, 0.2]}
+
+
+@pytest.fixture
+def config(small, add_source, monkeypatch):
+    """Settings of made-up data whose test samples nobody may read; 32 training samples per class."""
+    add_source("clusters", lambda: Sealed())
+    return change(small, {"base.passes": 0.2, "measure.distances": 0})
+
+
+def searched(config, folder, trials=6, seeds=1, space=SPACE):
+    with make_workers(1) as here:
+        return tune(config, space, trials, seeds, folder, Silent(), here)
+
+
+def test_the_best_third_goes_on_and_the_best_of_all_samples_wins(config, tmp_path):
+    found = searched(config, tmp_path)
+    assert found.stages == [(10, 6), (None, 2)]
+    finalists, others = found.trials[:2], found.trials[2:]
+    assert all([*one.scores] == [10, None] for one in finalists) and all([*one.scores] == [10] for one in others)
+    assert min(one.scores[10] for one in finalists) >= max(one.scores[10] for one in others)
+    assert finalists[0].scores[None] >= finalists[1].scores[None]
+    assert found.best == change(config, finalists[0].values) and found.best.data.validation is None
+    assert found.best.optimiser.lr != 1e-6  # it learns nothing
+    runs = [path.parent for path in tmp_path.rglob("summary.json")]
+    assert len(runs) == 6 + 2 and {RunFolder(run).config().data.validation for run in runs} == {0.2}
+
+
+def test_a_stopped_search_repeats_no_finished_run(config, tmp_path, monkeypatch):
+    whole, started, run = searched(config, tmp_path / "whole"), [], sweeps.run
+
+    def stopping(one, place, **options):
+        started.append(place)
+        if len(started) == 4:
+            raise KeyboardInterrupt
+        return run(one, place, **options)
+
+    monkeypatch.setattr(sweeps, "run", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        searched(config, tmp_path / "part")
+    resumed = searched(config, tmp_path / "part")
+    assert resumed.trials == whole.trials and resumed.best == whole.best
+    assert len(started) == 8 + 1 and len({*started}) == 8  # only the stopped run was started twice
+
+
+def test_the_mean_over_seeds_counts(config, tmp_path):
+    (trial,) = searched(config, tmp_path, trials=1, seeds=2).trials
+    runs = [RunFolder(path.parent) for path in tmp_path.rglob("summary.json")]
+    assert {run.config().seed for run in runs} == {0, 1}
+    assert trial.scores[None] == pytest.approx(np.mean([run.summary()["alpha"] for run in runs]))
+
+
+def test_a_trial_that_fails_is_the_last(config, tmp_path):
+    found = searched(config, tmp_path, trials=2, space={"buffer.capacity": ["10B"]})
+    assert found.trials[-1].scores == {None: -math.inf} and found.best == config
+    assert ["holds no sample" in reason for reason in found.failed.values()] == [True]
+    with pytest.raises(GraspError, match="no trial could be run; the first failed: a buffer of 10B holds no sample"):
+        searched(change(config, {"buffer": "10B"}), tmp_path, trials=1)
+
+
+def test_trials_differ_and_more_of_them_begin_with_the_same(config):
+    drawn = [trial.values for trial in draw_trials(SPACE, 5)]
+    assert drawn[0] == {} and len({str(one) for one in drawn}) == 5
+    assert [trial.values for trial in draw_trials(SPACE, 99)][:5] == drawn
+    assert len(draw_trials(SPACE, 99)) == 1 + 6
+    assert plan_stages(27, 90) == [(10, 27), (30, 9), (None, 3)] and plan_stages(81, 900)[-1] == (None, 9)
+
+
+def test_the_space_has_what_matters_and_works(config):
+    assert search_space(config) == {
+        "optimiser.lr": [0.16, 0.48, 1.6, 4.8, 16.0],
+        "network.scale": [5.0, 10.0, 20.0],
+        "budget.passes": [0.5, 1.0, 2.0],
+    }
+    derpp = search_space(change(config, {"learner": "derpp", "budget.updates": 10}))
+    assert derpp["budget.updates"] == [5, 10, 20] and "budget.passes" not in derpp
+    assert {name for name in derpp if name.startswith("learner.")} == {"learner.alpha", "learner.beta"}
+
+
+def test_what_starts_the_search_is_not_tried_twice(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(tuning, "sweep", lambda configs, *_: pytest.fail(str([one.optimiser.lr for one in configs])))
+    with pytest.raises(pytest.fail.Exception, match=r"\[1.6, 0.5\]"):
+        searched(config, tmp_path, space={"optimiser.lr": [1.6, 0.5]})
