@@ -12,7 +12,7 @@ from graspcl.errors import GraspError
 from graspcl.experiment import resolve, run
 from graspcl.model import make_network
 from graspcl.progress import Silent
-from graspcl.settings import Part, change, preset
+from graspcl.settings import change, preset
 from graspcl.settings.config import as_plain
 from graspcl.settings.presets import about, names
 from graspcl.settings.read import read_toml, settled

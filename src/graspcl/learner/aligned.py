@@ -80,7 +80,12 @@ class Aligned(Learner):
     @property
     def _forgets(self) -> bool:
         """Whether the buffer can lose samples."""
-        return self.buffer.capacity is not None
+        return not self.buffer.unbounded
+
+    @property
+    def _has_forgotten(self) -> bool:
+        """Whether the buffer has lost samples."""
+        return self._forgets and bool(self._seen.counts.sum() > len(self.buffer))
 
     def learn_online(self, outputs: Outputs, targets: Tensor) -> None:
         births = self.buffer.seen - len(targets) + np.arange(len(targets))
@@ -123,7 +128,7 @@ class Aligned(Learner):
         self._crossed = []
         if costs.updates:
             self._measure_again()
-            costs.training_forward += len(self.buffer) * (1 + self._forgets)
+            costs.training_forward += len(self.buffer) * (1 + self._has_forgotten)
         if self._stale or costs.updates:
             self._solve()
 
@@ -136,12 +141,11 @@ class Aligned(Learner):
             slots = np.arange(begin, min(begin + _CHUNK, len(buffer)))
             inputs, targets, features = self._features(slots)
             self._add(features, targets, buffer.births[slots])
-            if self._forgets:
+            if self._has_forgotten:
                 before = self._originally(inputs)
                 stored.add(before, targets)
                 moved.add(before, features)
-        if self._forgets:
-            self._gone = moved.carry(self._seen - stored)
+        self._gone = moved.carry(self._seen - stored) if self._has_forgotten else self._no_moments()
 
     def _features(self, slots: Array) -> tuple[Tensor, Tensor, Tensor]:
         """Return the inputs, the rows of the head and the features of stored samples."""
@@ -198,10 +202,17 @@ class Aligned(Learner):
             one.load_state_dict(state["moments"][name])
         self._halves = [first, second]
         self._crossed = [
-            tuple(torch.as_tensor(rows[name]).to(self.device).clone() for name in ("weight", "bias"))
+            (
+                torch.as_tensor(rows["weight"]).to(self.device).clone(),
+                torch.as_tensor(rows["bias"]).to(self.device).clone(),
+            )
             for rows in state["crossed"].values()
         ]
         self._stale = bool(state["stale"])
+
+
+def _copy(values: Any, device: torch.device) -> Tensor:
+    return torch.as_tensor(values).to(device).clone()
 
 
 def _half(births: Array) -> Array:
