@@ -13,8 +13,8 @@ import graspcl
 from graspcl.buffer import Buffer
 
 PUBLIC = {
-    "Budget", "Buffer", "GraspError", "Learner", "PlannedPolicy", "Policy", "Session", "Siesta", "grasp_order",
-    "learners", "load", "load_plugin", "networks", "policies", "prototype_distances", "rehearse", "save",
+    "Aligned", "Budget", "Buffer", "GraspError", "Learner", "PlannedPolicy", "Policy", "Session", "Siesta",
+    "grasp_order", "learners", "load", "load_plugin", "networks", "policies", "prototype_distances", "rehearse", "save",
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from graspcl.buffer import Buffer
     from graspcl.errors import GraspError
-    from graspcl.learner import Learner, Siesta, learners
+    from graspcl.learner import Aligned, Learner, Siesta, learners
     from graspcl.model import networks
     from graspcl.policy import (
         Budget,
@@ -33,11 +33,11 @@ _SUBMODULES = {
     "pretrain", "report", "settings", "stream", "testing",
 }  # fmt: skip
 _HOMES = {"Buffer": "buffer", "GraspError": "errors", "load_plugin": "registry", "networks": "model"}
-_HOMES |= dict.fromkeys(("Learner", "Siesta", "learners"), "learner")  # all other names are in the room policy
+_HOMES |= dict.fromkeys(("Aligned", "Learner", "Siesta", "learners"), "learner")  # all other names are in the room policy
 
 __all__ = [
-    "Budget", "Buffer", "GraspError", "Learner", "PlannedPolicy", "Policy", "Session", "Siesta", "grasp_order",
-    "learners", "load", "load_plugin", "networks", "policies", "prototype_distances", "rehearse", "save",
+    "Aligned", "Budget", "Buffer", "GraspError", "Learner", "PlannedPolicy", "Policy", "Session", "Siesta",
+    "grasp_order", "learners", "load", "load_plugin", "networks", "policies", "prototype_distances", "rehearse", "save",
 ]  # fmt: skip
 
 
