@@ -105,7 +105,8 @@ def learn(config, folder):
             assert row["stored"] == sum(len(part) for part in stream_of(folder)[: row["session"] + 1])
         elif isinstance(config.buffer.capacity, int) and config.learner.name == "siesta":
             extra = len(stream_of(folder)[row["session"]]) if config.buffer.new_samples == "extra" else 0
-            assert extra < row["stored"] <= config.buffer.capacity + extra < arrived + extra
+            old = any(len(part) for part in stream_of(folder)[: row["session"]])
+            assert extra + old <= row["stored"] <= config.buffer.capacity + extra < arrived + extra
     if config.measure.drift:
         assert np.load(folder / "drift.npz")["session_1"].shape == (sessions[0]["updates"],)
         assert summary["drift_auc"] >= 0
