@@ -81,12 +81,11 @@ def demo(
     folder = out / time.strftime("demo-%Y%m%d-%H%M%S")
     with Bars(console) as bars, make_workers(workers, plugin) as processes:
         for name in ("intents",) if text else streams:
-            # The photos are few: all of them fit into memory.
-            settings = preset(name, memory="unbounded" if name == "groceries" else "bounded")
+            settings = preset(name)
             if data is not None:
                 named = {"data.path": data, "data.text": text_column, "data.label": label_column}
                 settings = fit_to_data(change(settings, named))
-            configs = grid(settings, policies, seeds=str(seeds), references="all")
+            configs = grid(settings, policies, seeds=str(seeds), references="finetune,probe,slda")
             outcome = run_all(configs, folder, bars, processes, f"{settings.name}: {plural(len(configs), 'run')}")
             for path, reason in outcome.failed.items():
                 raise GraspError(f"{path}: {reason}")
