@@ -44,6 +44,36 @@ def test_error_and_accuracies_are_those_of_what_is_decoded(plain):
     assert nothing.points == 50
 
 
+class UpToFour(Identity):
+    """Keeps no number above 4."""
+
+    def encode(self, inputs):
+        return super().encode(inputs.clamp(max=4))
+
+
+def test_padding_does_not_count_as_error():
+    network = SplitNetwork(nn.Identity(), nn.Flatten(), CosineHead(4, generator=torch.Generator().manual_seed(0)))
+    (x, labels), padding = corners(), torch.full((2, 1), 9.0)
+    padded = torch.stack([x * torch.tensor([1, 5 / 3]), padding[:, 0].expand(8, 2)], dim=2)  # (0, 5) and (4, 0)
+    found = CodecMeter(network, padded, labels, padding).cost(UpToFour(), "up to four")
+    assert found.relative_error == pytest.approx((1 / (25 + 16)) ** 0.5)
+
+
+def test_a_network_without_finite_features_is_not_measured(plain):
+    latents, labels = corners(8)
+    found = trials(plain, latents * float("inf"), labels, []).report(Part("half"))
+    assert found == {"codec": "half", "not_measured": "the network has NaN or infinite features"}
+
+
+def test_a_warning_says_if_no_codec_is_within(plain, monkeypatch):
+    latents, labels = corners()
+    bad = CodecCost("x", 1.0, 0.5, 0.0, 7.0, 8)
+    monkeypatch.setattr(CodecTrials, "cost", lambda self, part, fitted=None: bad)
+    found = trials(plain, latents, labels, []).report(Part("int8"))
+    assert found["within"] is None
+    assert described_cost(found).endswith("warning: more than 1 point, and no larger codec is within it")
+
+
 def test_half_of_each_class_is_measured_if_it_is_large_enough():
     labels = np.repeat([3, 1, 2, 0], [10, 5, 3, 4])
     measured, others = split(labels, 8, np.random.default_rng(0))
@@ -69,7 +99,7 @@ def test_a_codec_is_measured_on_samples_that_it_was_not_trained_on(plain, monkey
     seen, measured = [], []
     real = CodecMeter.__init__
     monkeypatch.setattr(
-        CodecMeter, "__init__", lambda self, network, x, y: (measured.append(x), real(self, network, x, y))[1]
+        CodecMeter, "__init__", lambda self, network, x, *rest: (measured.append(x), real(self, network, x, *rest))[1]
     )
     trials(plain, latents, labels, seen).cost(Part("int8"))
     rows = (measured[0][:, 0] / 2).int().tolist()

@@ -227,19 +227,23 @@ class Buffer:
         self._make_room(codes, extra.get("lengths"), overflow)
         held, self.incoming = self._count, extra
         self.maintenance.arriving(self, labels, self._rng)
-        append = overflow or self.by_length
+        by_length = self.by_length
+        append = overflow or by_length
         slots = self.append(labels) if append else last_owner(self.maintenance.place(self, labels, self._rng))
         self.seen, self._overfull, self.incoming = int(births[-1]) + 1, overflow, {}
-        kept = slots >= 0
-        everything, taken = bool(kept.all()), slots[kept]
-        for name, value in {"codes": codes, "labels": labels, "ids": ids, "births": births, **extra}.items():
-            self._storage[name][taken] = value if everything else value[kept]
-        gone = slots
-        if self.by_length and not overflow:
+        values = {"codes": codes, "labels": labels, "ids": ids, "births": births, **extra}
+        taken = slots
+        if slots.min() < 0:
+            kept = np.flatnonzero(slots >= 0)
+            values, taken = {name: value[kept] for name, value in values.items()}, slots[kept]
+        for name, value in values.items():
+            self._storage[name][taken] = value
+        gone = taken
+        if by_length and not overflow:
             gone, slots = self._shrink(), np.full(len(labels), -1)
             _, where, which = np.intersect1d(self.births, births, assume_unique=True, return_indices=True)
             slots[which] = where
-        return Placed(slots, np.sort(gone[(gone >= 0) & (gone < held)]))
+        return Placed(slots, np.sort(gone[gone < held]))
 
     def compress(self) -> Array:
         """Shrink an overfull buffer to its capacity as in `remove`; return the former slots of evicted samples."""
@@ -278,11 +282,12 @@ class Buffer:
 
     def append(self, labels: Array) -> Array:
         """Take new slots at the end for `labels` [n]; return them."""
-        slots = np.arange(self._count, self._count + len(labels))
-        self._storage["labels"][slots] = -1
+        begin, end = self._count, self._count + len(labels)
+        slots = np.arange(begin, end)
+        self._storage["labels"][begin:end] = -1
         self.overwrite(slots, labels)
-        self._storage["births"][slots] = self.seen + np.arange(len(labels))
-        self._count += len(labels)
+        self._storage["births"][begin:end] = np.arange(self.seen, self.seen + len(labels))
+        self._count = end
         self.seen += len(labels)
         return slots
 

@@ -148,7 +148,7 @@ def finite_tensor(inputs: Any) -> torch.Tensor:
 def label_array(labels: Any) -> Array:
     """Return labels [n] as int64; refuse negative and huge ones."""
     given = integer_array(labels, "labels")
-    if len(given) and (given.min() < 0 or given.max() > _LARGEST_LABEL):
+    if given.view(np.uint64).max(initial=0) > _LARGEST_LABEL:  # read as unsigned, negative ones are huge
         found = f"{given.min()} … {given.max()}"
         raise GraspError(f"labels must be in 0 … {_LARGEST_LABEL}, got {found}; number classes from 0")
     return given

@@ -211,9 +211,10 @@ def last_owner(slots: Array) -> Array:
     >>> last_owner(np.array([7, 2, 7, -1])).tolist()
     [-1, 2, 7, -1]
     """
-    seen, last = np.unique(slots[::-1], return_index=True)
-    result = np.full(len(slots), -1, np.int64)
-    result[len(slots) - 1 - last] = seen
+    order = slots.argsort(kind="stable")
+    ordered = slots[order]
+    result = slots.copy()
+    result[order[:-1][ordered[:-1] == ordered[1:]]] = -1
     return result
 
 

@@ -93,9 +93,9 @@ class CodecMeter:
             codes = codec.encode(part)
             size += float(codec.lengths(codes).sum()) if codec.ragged else codes.nbytes
             decoded = codec.decode(codes).cpu()
-            wrong += float((part - decoded).double().square().sum())
-            real = part if self.padding is None else part * (part != self.padding).any(1, keepdim=True)
-            right += float(real.double().square().sum())
+            real = torch.ones(()) if self.padding is None else (part != self.padding).any(1, keepdim=True)
+            wrong += float(((part - decoded) * real).double().square().sum())
+            right += float((part * real).double().square().sum())
             features.append(self._seen(decoded))
         (nearest, ridge), coded, number = self._uncoded, self._accuracies(torch.cat(features)), len(self.latents)
         error = (wrong / max(right, 1e-30)) ** 0.5
@@ -111,6 +111,8 @@ class CodecMeter:
 
     def _accuracies(self, learned: Tensor) -> tuple[float, float]:
         """Return the accuracies of nearest mean and ridge that learn from features `learned` [n, d], in percent."""
+        if not learned.isfinite().all():
+            raise GraspError("the network has NaN or infinite features")
         hits = np.zeros(2)
         targets = torch.nn.functional.one_hot(self._rows).double()
         for half in (self._half, ~self._half):
@@ -135,17 +137,19 @@ class CodecTrials:
         read: returns latents of the readable ones among samples [m], and their positions.
         fit: trains a codec on samples [m].
         stored: number of samples that codes are for; a codec's tables count once.
+        padding: the latent [C, 1] of a padded location, if the network pads.
     """
 
     def __init__(
         self, network: SplitNetwork, rows: Array, labels: Array, read: Callable[[Array], tuple[Tensor, Array]],
         fit: Callable[[Codec, Array], Codec], stored: int, rng: np.random.Generator,
+        padding: Tensor | None = None,
     ) -> None:  # fmt: skip
         self._network, self._rows, self._labels, self._read, self._fit = network, rows, labels, read, fit
-        self._stored, self._rng = stored, rng
+        self._stored, self._rng, self._padding = stored, rng, padding
 
     def report(self, part: Part, fitted: Codec | None = None, tolerance: float = TOLERANCE) -> dict[str, Any]:
-        """Return what the codec `part` costs, and as "within" a codec within the tolerance if it costs too much.
+        """Return what the codec `part` costs, and as "within" a codec within the tolerance (or None) if it is not.
 
         It is trained for this on part of the samples, unless it is `fitted` on others. "not_measured" is the reason why
         nothing is known.
@@ -156,7 +160,8 @@ class CodecTrials:
             return {"codec": str(part), "not_measured": str(error)}
         found: dict[str, Any] = asdict(cost)
         if cost.points > tolerance:
-            found["within"] = str(self.smallest(tolerance, above=cost.bytes)[0])
+            other, its = self.smallest(tolerance, above=cost.bytes)
+            found["within"] = str(other) if its is not None and its.points <= tolerance else None
         return found
 
     def smallest(self, tolerance: float, above: float = 0.0) -> tuple[Part, CodecCost | None]:
@@ -202,7 +207,7 @@ class CodecTrials:
         labels = self._labels[measured[kept]]
         if len(np.unique(labels)) < 2:
             raise GraspError("measuring a codec takes 4 base samples or more of two classes")
-        return CodecMeter(self._network, latents, labels), self._rows[others]
+        return CodecMeter(self._network, latents, labels, self._padding), self._rows[others]
 
 
 def described_cost(cost: dict[str, Any]) -> str:
@@ -213,6 +218,8 @@ def described_cost(cost: dict[str, Any]) -> str:
     """
     if "not_measured" in cost:
         return f"codec {cost['codec']}: what it costs was not measured: {cost['not_measured']}"
-    within = cost.get("within")
     said = f"codec {CodecCost(**{name: value for name, value in cost.items() if name != 'within'})}"
-    return f"{said}; warning: more than {TOLERANCE:g} point, --codec '{within}' is within it" if within else said
+    if "within" not in cost:
+        return said
+    better = f"--codec '{cost['within']}' is within it" if cost["within"] else "and no larger codec is within it"
+    return f"{said}; warning: more than {TOLERANCE:g} point, {better}"

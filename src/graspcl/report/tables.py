@@ -359,7 +359,7 @@ def _codec_costs(runs: Iterable[Run]) -> list[str]:
         nearest, ridge, error = (fmean(number(cost.get(name)) for cost in measured) for name in names)
         lost = f"costs {nearest:.1f} points of nearest-mean and {ridge:.1f} of ridge accuracy on base samples"
         texts.append(f"the codec {codec} {lost}, with a relative error of {error:.3f}")
-        if within := [str(cost["within"]) for cost in costs if "within" in cost]:
+        if within := [str(cost["within"]) for cost in costs if cost.get("within")]:
             texts[-1] += f" (warning: codec {within[0]} costs less than 1 point)"
     return texts
 
