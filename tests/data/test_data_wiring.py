@@ -13,7 +13,7 @@ from graspcl.data import Samples, Subset, TextTasks, open_samples, take, text_ta
 
 SETTINGS: dict[str, Any] = {
     "pixels": 32, "val_mapping": "classes.txt", "test_split": "exam", "text": "said", "label": "meant",
-    "per_class": 5, "test_per_class": 3, "tasks": None,
+    "per_class": 5, "test_per_class": 3, "tasks": None, "test_share": 0.3,
 }  # fmt: skip
 
 
@@ -38,7 +38,8 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_images(opened: Any, tmp_path: Path) -> None:
     found = opened(str(tmp_path), "images")
-    assert found == ("ImageFolder", str(tmp_path), 32, {"val_mapping": "classes.txt", "test_split": "exam"})
+    given = {"val_mapping": "classes.txt", "test_split": "exam", "test_share": 0.3}
+    assert found == ("ImageFolder", str(tmp_path), 32, given)
     (tmp_path / "Places_LT_train.txt").write_text("abbey/1.jpg 0")
     named = opened(str(tmp_path), "images", val_mapping=None, test_split=None)
     assert named == ("ImageList", str(tmp_path), {"test": None, "pixels": 32})
@@ -48,13 +49,14 @@ def test_images(opened: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("path", "at"), [("texts.csv", "texts.csv"), ("hf:me/mine", "hf:me/mine")])
 def test_texts(opened: Any, path: str, at: str) -> None:
-    assert opened(path, "texts") == ("TextTable", at, "said", "meant", {})
+    assert opened(path, "texts") == ("TextTable", at, "said", "meant", 0.3, {})
 
 
 @pytest.mark.parametrize(("path", "at"), [("texts", "texts"), ("hf:", "hf:")])
 def test_tasks_of_texts(opened: Any, path: str, at: str) -> None:
     found = opened(path, "texts", tasks="ag, yelp")
-    assert found == ("TextTasks", at, ["ag", "yelp"], 5, 3, {"text": "said", "label": "meant"})
+    named = {"text": "said", "label": "meant", "test_share": 0.3}
+    assert found == ("TextTasks", at, ["ag", "yelp"], 5, 3, named)
 
 
 def test_each_task_is_a_table_with_the_same_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

