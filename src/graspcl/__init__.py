@@ -33,7 +33,9 @@ _SUBMODULES = {
     "pretrain", "report", "settings", "stream", "testing",
 }  # fmt: skip
 _HOMES = {"Buffer": "buffer", "GraspError": "errors", "load_plugin": "registry", "networks": "model"}
-_HOMES |= dict.fromkeys(("Aligned", "Learner", "Siesta", "learners"), "learner")  # all other names are in the room policy
+_HOMES |= dict.fromkeys(
+    ("Aligned", "Learner", "Siesta", "learners"), "learner"
+)  # all other names are in the room policy
 
 __all__ = [
     "Aligned", "Budget", "Buffer", "GraspError", "Learner", "PlannedPolicy", "Policy", "Session", "Siesta",
