@@ -191,7 +191,7 @@ class _RunLoop:
         if log is not None:
             self.progress.note(one_line(record, len(self.stream.sessions)))
         self.records.append(record)
-        self.folder.append_metrics(record)
+        self.folder.write_metrics(self.records)
         self.logger.session(record)
         tests = {"labels": self.tests.labels, "arrived": self.tests.arrived}
         self.folder.write_arrays("predictions", **tests, predictions=np.stack(self.predictions))

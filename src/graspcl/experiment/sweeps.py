@@ -117,9 +117,8 @@ def _task(config: Config, folder: Path, cache: PreparedCache | None, only_base: 
     except GraspError as error:
         return str(error)
     except Exception as error:
-        with contextlib.suppress(OSError):
-            place.mkdir(parents=True, exist_ok=True)
-            (place / "failure.txt").write_text(traceback.format_exc(), encoding="utf-8")
+        with contextlib.suppress(GraspError):  # the disk may be full
+            RunFolder(place).write_texts({"failure.txt": traceback.format_exc()})
         return f"{type(error).__name__}: {error} ({place / 'failure.txt'})"
     return ""
 

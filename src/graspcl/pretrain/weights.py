@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from graspcl.codec import Codec, codecs
 from graspcl.errors import GraspError
+from graspcl.integrity import HEADER, Damaged, pack_tensors, read_tensors
 from graspcl.model import SplitNetwork
 from graspcl.state import write_whole
 
@@ -24,7 +23,6 @@ Tensors = Mapping[str, Tensor]
 
 STATES = ("_extra_state", "num_batches_tracked")  # generators and counters, which are not part of a weights file
 _CODEC = "codec."  # what the names of a codec's tensors start with
-_KEY = "graspcl"  # of the JSON in a safetensors header
 # Where training programs put the state dict within what they save.
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "network")
 
@@ -103,7 +101,7 @@ def save_weights(
         header["codec"] = {"name": codec.name, **{key: getattr(codec, key) for key in codecs.parameters(codec.name)}}
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
     try:
-        write_whole(Path(path), lambda file: file.write(save(tensors, {_KEY: json.dumps(header)})))
+        write_whole(Path(path), lambda file: file.write(pack_tensors(tensors, {HEADER: json.dumps(header)})))
     except OSError as error:
         raise GraspError(f"the weights cannot be written to {path}: {error.strerror}") from error
 
@@ -111,7 +109,7 @@ def save_weights(
 def read_header(path: str | Path) -> dict[str, Any]:
     """Return what `save_weights` stored with the tensors: `settings`, and `codec` if there is one."""
     try:
-        header: dict[str, Any] = json.loads(_read_safetensors(path)[1][_KEY])
+        header: dict[str, Any] = json.loads(_read_safetensors(path)[1][HEADER])
     except (KeyError, ValueError) as error:
         raise GraspError(f"{path} was not written by graspcl: it has no settings in its header") from error
     return header
@@ -146,9 +144,9 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 
 def _read_safetensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
+        tensors, metadata, _ = read_tensors(Path(path))
+        return tensors, metadata
+    except (OSError, Damaged) as error:
         raise GraspError(f"the weights {path} are damaged or not a safetensors file: {error}") from error
 
 
