@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import torch
 
 CHECKSUMS = "checksums.json"  # of the texts in its folder, by name
-HEADER = "graspcl"  # what the metadata of the project's safetensors files are called
-_KEY = "checksum"  # in JSON objects and in the header of a safetensors file
+_HEADER = "graspcl"  # the text in the header of a safetensors file
+_KEY = "checksum"  # in JSON objects
 _MARK = b"xxh3-128:"  # in the comment of a zip file, before the digits
 _COMMENT = len(_MARK) + 32
 _DIFFERS = "its content does not match its checksum"
@@ -113,15 +113,16 @@ def read_arrays(path: Path) -> dict[str, Array]:
 # -- tensors -----------------------------------------------------------------------------------------------------------
 
 
-def pack_tensors(tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> bytes:
-    """Return a safetensors file as bytes, with a checksum in its header."""
+def pack_tensors(tensors: dict[str, torch.Tensor], header: str) -> bytes:
+    """Return a safetensors file as bytes: tensors, and a text in its header that starts with the checksum of all."""
     from safetensors.torch import save
 
-    return save(tensors, {**metadata, _KEY: _tensor_checksum(tensors, metadata)})
+    # One value alone: safetensors stores several in any order, and equal states must be equal files.
+    return save(tensors, {_HEADER: f"{_tensor_checksum(tensors, header)} {header}"})
 
 
-def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str], bool]:
-    """Read a safetensors file; return its tensors, its metadata, and whether it has a checksum.
+def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], str | None, bool]:
+    """Read a safetensors file; return its tensors, the text of `pack_tensors` if any, and whether it is verified.
 
     Raises:
         Damaged: it is no such file, or does not match its checksum.
@@ -131,27 +132,26 @@ def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str], b
 
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = dict(file.metadata() or {})
+            header = (file.metadata() or {}).get(_HEADER)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
-    except OSError:
-        raise
     except (SafetensorError, ValueError, TypeError, RuntimeError, OverflowError, MemoryError) as error:
         raise Damaged(str(error) or type(error).__name__) from error
-    expected = metadata.pop(_KEY, None)
-    if expected is not None and expected != _tensor_checksum(tensors, metadata):
+    if header is None or header.startswith("{"):  # of another program, or of an earlier version
+        return tensors, header, False
+    expected, _, header = header.partition(" ")
+    if expected != _tensor_checksum(tensors, header):
         raise Damaged(_DIFFERS)
-    if expected is None and HEADER in metadata and len(metadata) > 1:  # never written without a checksum
-        raise Damaged("its header is damaged")
-    return tensors, metadata, expected is not None
+    return tensors, header, True
 
 
-def _tensor_checksum(tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> str:
+def _tensor_checksum(tensors: dict[str, torch.Tensor], header: str) -> str:
     import torch
 
     names = sorted(tensors)
     about = [[name, str(tensors[name].dtype), list(tensors[name].shape)] for name in names]
-    contents = (tensors[name].reshape(-1).view(torch.uint8).numpy() for name in names)
-    return checksum(json.dumps([about, sorted(metadata.items())]), *contents)
+    flat = (tensors[name].as_strided((tensors[name].numel(),), (1,)) for name in names)  # they are contiguous
+    contents = (tensor.view(torch.uint8).numpy() for tensor in flat)
+    return checksum(json.dumps([about, header]), *contents)
 
 
 # -- texts -------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from graspcl.errors import GraspError
-from graspcl.integrity import HEADER, pack_tensors, read_tensors
+from graspcl.integrity import pack_tensors, read_tensors
 
 if TYPE_CHECKING:  # loaded when a state is saved or read: writing plain files needs no torch
     import torch
@@ -57,7 +57,7 @@ def save_state(path: Path, state: dict[str, Any]) -> None:
     tensors: dict[str, torch.Tensor] = {}
     skeleton = _flatten(state, "", tensors)
     try:
-        write_whole(path, lambda file: file.write(pack_tensors(tensors, {HEADER: json.dumps(skeleton)})))
+        write_whole(path, lambda file: file.write(pack_tensors(tensors, json.dumps(skeleton))))
     except OSError as error:
         raise GraspError(f"the checkpoint {path} cannot be written: {error.strerror}") from error
 
@@ -79,8 +79,8 @@ def load_state(path: Path, note: Callable[[str], None] | None = None) -> dict[st
     {'x': array([0, 1, 2]), 'y': {'n': 1267650600228229401496703205376, 1: [None, 0.5]}}
     """
     try:
-        tensors, metadata, verified = read_tensors(path)
-        state: dict[str, Any] = _unflatten(json.loads(metadata[HEADER]), tensors)
+        tensors, header, verified = read_tensors(path)
+        state: dict[str, Any] = _unflatten(json.loads(header or "{}"), tensors)
     except FileNotFoundError as error:
         raise GraspError(f"there is no checkpoint at {path}") from error
     except (OSError, KeyError, ValueError, TypeError, RecursionError) as error:

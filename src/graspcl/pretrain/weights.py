@@ -14,7 +14,7 @@ from torch import Tensor
 
 from graspcl.codec import Codec, codecs
 from graspcl.errors import GraspError
-from graspcl.integrity import HEADER, Damaged, pack_tensors, read_tensors
+from graspcl.integrity import Damaged, pack_tensors, read_tensors
 from graspcl.model import SplitNetwork
 from graspcl.state import write_whole
 
@@ -101,7 +101,7 @@ def save_weights(
         header["codec"] = {"name": codec.name, **{key: getattr(codec, key) for key in codecs.parameters(codec.name)}}
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
     try:
-        write_whole(Path(path), lambda file: file.write(pack_tensors(tensors, {HEADER: json.dumps(header)})))
+        write_whole(Path(path), lambda file: file.write(pack_tensors(tensors, json.dumps(header))))
     except OSError as error:
         raise GraspError(f"the weights cannot be written to {path}: {error.strerror}") from error
 
@@ -109,8 +109,8 @@ def save_weights(
 def read_header(path: str | Path) -> dict[str, Any]:
     """Return what `save_weights` stored with the tensors: `settings`, and `codec` if there is one."""
     try:
-        header: dict[str, Any] = json.loads(_read_safetensors(path)[1][HEADER])
-    except (KeyError, ValueError) as error:
+        header: dict[str, Any] = json.loads(_read_safetensors(path)[1] or "")
+    except ValueError as error:
         raise GraspError(f"{path} was not written by graspcl: it has no settings in its header") from error
     return header
 
@@ -142,10 +142,10 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     raise GraspError(f"{path} contains no weights: it is neither a safetensors file nor a state dict saved by torch")
 
 
-def _read_safetensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+def _read_safetensors(path: str | Path) -> tuple[dict[str, Tensor], str | None]:
     try:
-        tensors, metadata, _ = read_tensors(Path(path))
-        return tensors, metadata
+        tensors, header, _ = read_tensors(Path(path))
+        return tensors, header
     except (OSError, Damaged) as error:
         raise GraspError(f"the weights {path} are damaged or not a safetensors file: {error}") from error
 
