@@ -159,6 +159,7 @@ def test_a_run_on_a_device_that_is_not_here_is_executed_on_another(image_run, tm
     settings = folder / "config.toml"
     text = settings.read_text(encoding="utf-8")
     settings.write_text(text.replace('device = "cpu"', 'device = "cuda:99"'), encoding="utf-8")
+    (folder / "checksums.json").unlink()
     learned = load_learner(folder)
     assert learned.config.execution.device != "cuda:99"
     assert learned.predict([image]).probabilities == pytest.approx(expected, abs=1e-4)
@@ -173,6 +174,7 @@ def test_a_codec_is_as_large_as_the_one_that_was_kept(tmp_path):
     file = tmp_path / "run" / "config.toml"
     text = file.read_text(encoding="utf-8")
     file.write_text(text.replace("codebooks = 4\n", "").replace("size = 8\n", "", 1), encoding="utf-8")
+    (tmp_path / "run" / "checksums.json").unlink()
     samples, _ = open_data(config)
     assert load_learner(tmp_path / "run").predict(samples.encoded_some(samples.test)[0]).names == predicted(
         tmp_path / "run"
