@@ -54,8 +54,8 @@ class Driver:
     def run(self, command: str, place: Path, kill: str = "", file_bytes: int | None = None) -> tuple[int, str]:
         """The exit code and output of `graspcl COMMAND --out place/runs`, with the cache place/cache.
 
-        `kill` is a moment such as "before step 3" (`POINTS` has the names, `any` is one of them all); no file grows
-        beyond `file_bytes`.
+        `kill` is a moment such as "before step 3" (`POINTS` has the names, `any` is one of them all), or one at which
+        a signal comes, such as "SIGINT step 3"; several are separated by commas. No file grows beyond `file_bytes`.
         """
         assert self._process.stdin is not None and self._process.stdout is not None
         place.mkdir(exist_ok=True)
@@ -188,6 +188,9 @@ def _deadly(function: Callable[..., Any], when: str, due: Callable[[], bool]) ->
         folder = function is _FSYNC and stat.S_ISDIR(os.fstat(args[0]).st_mode)  # its name is in place already
         if folder or not due():
             return function(*args, **kwargs)
+        if when in ("SIGINT", "SIGTERM"):  # the run goes on
+            os.kill(os.getpid(), getattr(signal, when))
+            return function(*args, **kwargs)
         if when == "after":
             function(*args, **kwargs)
         if when == "amid":
@@ -205,8 +208,9 @@ def _child(job: dict[str, Any]) -> None:
     for stream in (1, 2):
         os.dup2(log, stream)
     os.environ["GRASPCL_CACHE"] = job["cache"]
-    if job["kill"]:
-        _arm(job["kill"])
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background inherit that it is ignored
+    for kill in filter(None, job["kill"].split(",")):
+        _arm(kill)
     if job["limit"] is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (job["limit"], resource.RLIM_INFINITY))
     sys.argv = job["argv"]
