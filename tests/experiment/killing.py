@@ -55,7 +55,7 @@ class Driver:
         """The exit code and output of `graspcl COMMAND --out place/runs`, with the cache place/cache.
 
         `kill` is a moment such as "before step 3" (`POINTS` has the names, `any` is one of them all), or one at which
-        a signal comes, such as "SIGINT step 3"; several are separated by commas. No file grows beyond `file_bytes`.
+        a signal comes, such as "SIGINT step 3". No file grows beyond `file_bytes`.
         """
         assert self._process.stdin is not None and self._process.stdout is not None
         place.mkdir(exist_ok=True)
@@ -209,8 +209,8 @@ def _child(job: dict[str, Any]) -> None:
         os.dup2(log, stream)
     os.environ["GRASPCL_CACHE"] = job["cache"]
     signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background inherit that it is ignored
-    for kill in filter(None, job["kill"].split(",")):
-        _arm(kill)
+    if job["kill"]:
+        _arm(job["kill"])
     if job["limit"] is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (job["limit"], resource.RLIM_INFINITY))
     sys.argv = job["argv"]

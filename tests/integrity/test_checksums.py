@@ -12,7 +12,7 @@ import torch
 from graspcl import integrity
 from graspcl.errors import GraspError
 from graspcl.experiment import RunFolder
-from graspcl.integrity import Damaged, pack_arrays, read_arrays, read_object, read_tensors, read_text, seal_object
+from graspcl.integrity import Damaged, pack_arrays, read_arrays, read_object, read_text, seal_object
 from graspcl.model import vector_network
 from graspcl.pretrain import load_weights, read_header, save_weights
 from graspcl.settings.read import read_toml
@@ -36,11 +36,7 @@ def test_every_bit_of_arrays_counts(tmp_path):
     assert found.keys() == arrays.keys() and all(np.array_equal(found[name], arrays[name]) for name in arrays)
     with np.load(file) as plain:
         assert np.array_equal(plain["x"], arrays["x"])
-    for damaged in (
-        *flips(content[:200] + content[200:]),
-        *(content[:end] for end in range(len(content))),
-        content + b"x",
-    ):
+    for damaged in (*flips(content), *(content[:end] for end in range(len(content))), content + b"x"):
         file.write_bytes(damaged)
         with pytest.raises(Damaged):
             read_arrays(file)
@@ -63,7 +59,10 @@ def test_every_bit_of_a_state_counts(tmp_path):
 
 
 def test_a_finite_number_that_turns_into_another_is_found_in_weights(tmp_path):
-    file, network = tmp_path / "weights.safetensors", vector_network(4, classes=3)
+    file, network = (
+        tmp_path / "weights.safetensors",
+        vector_network(4, classes=3, generator=torch.Generator().manual_seed(0)),
+    )
     save_weights(network, file, settings={"classes": ["a", "b", "c"]})
     assert read_header(file)["settings"]["classes"] == ["a", "b", "c"]
     content = bytearray(file.read_bytes())
@@ -170,7 +169,7 @@ def test_damage_of_any_kind_falls_back_to_the_checkpoint_before(tmp_path):
     place, said = RunFolder(tmp_path), []
     for number in range(3):
         place.save_checkpoint({"stream": {"passed": number}, "weights": np.full(50, float(number))})
-    first, second = sorted((tmp_path / "checkpoints").iterdir())
+    _, second = sorted((tmp_path / "checkpoints").iterdir())
     content = bytearray(second.read_bytes())
     content[-9] ^= 64  # a weight becomes another number
     second.write_bytes(content)
@@ -181,4 +180,3 @@ def test_damage_of_any_kind_falls_back_to_the_checkpoint_before(tmp_path):
 
 def test_the_checksum_is_xxh3():
     assert integrity.checksum("") == "99aa06d3014798d86001c324468d497f"  # as published with the algorithm
-    assert read_tensors is integrity.read_tensors

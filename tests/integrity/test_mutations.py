@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import io
+import itertools
 import shutil
 import sys
 
@@ -232,9 +233,9 @@ def outcome(place, config, path, mutate, command, scratch, expected, rng):
 def suite(sound, scratch, number, seed):
     """Count the outcomes of random mutations; return them, and those that are wrong."""
     (place, config), rng = sound, np.random.default_rng(seed)
-    answers, found, wrong, damaged = {}, collections.Counter(), [], files(place)
-    for _ in range(number):
-        path, mutate = damaged[rng.integers(len(damaged))], MUTATIONS[rng.integers(len(MUTATIONS))]
+    answers, found, wrong = {}, collections.Counter(), []
+    for path in itertools.islice(itertools.cycle(rng.permutation(files(place))), number):  # all files equally often
+        mutate = MUTATIONS[rng.integers(len(MUTATIONS))]
         part = path.parts[0]
         command = COMMANDS[part][rng.integers(len(COMMANDS[part]))]
         if (part, command) not in answers:
