@@ -381,8 +381,8 @@ class Buffer(Guarded):
 
     @property
     def _sample_bytes(self) -> int:
-        uncounted = [dtype for _, dtype in OWN.values()] + [np.uint64] * (CHECKS in self._storage)
-        return self._storage.row_bytes - sum(np.dtype(dtype).itemsize for dtype in uncounted)
+        checks = 8 if CHECKS in self._storage else 0  # they protect the files, and are no part of a sample
+        return self._storage.row_bytes - checks - sum(np.dtype(dtype).itemsize for _, dtype in OWN.values())
 
     def attach(self, storage: Storage, ledger: Ledger, rows: Array, seen: int, since: int) -> None:
         """Take over the samples in `rows` [n] of a reopened storage; slots without a sample are closed."""

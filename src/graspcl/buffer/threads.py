@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 S = TypeVar("S", bound="Guarded")
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Guarded:
@@ -28,7 +29,7 @@ def alone(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P],
     """Let only one thread at a time into the marked methods of an object."""
 
     @functools.wraps(method)
-    def call(self: S, *args: P.args, **kwargs: P.kwargs) -> R:
+    def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
         with self._guard:
             return method(self, *args, **kwargs)
 
