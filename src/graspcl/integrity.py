@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import torch
 
 CHECKSUMS = "checksums.json"  # of the texts in its folder, by name
-_HEADER = "graspcl"  # the text in the header of a safetensors file
-_KEY = "checksum"  # in JSON objects
+_HEADER = "graspcl"  # the JSON object in the header of a safetensors file
+_KEY = "checksum"  # in JSON objects, also those in headers
 _MARK = b"xxh3-128:"  # in the comment of a zip file, before the digits
 _COMMENT = len(_MARK) + 32
 _DIFFERS = "its content does not match its checksum"
@@ -113,16 +113,16 @@ def read_arrays(path: Path) -> dict[str, Array]:
 # -- tensors -----------------------------------------------------------------------------------------------------------
 
 
-def pack_tensors(tensors: dict[str, torch.Tensor], header: str) -> bytes:
-    """Return a safetensors file as bytes: tensors, and a text in its header that starts with the checksum of all."""
+def pack_tensors(tensors: dict[str, torch.Tensor], header: dict[str, Any]) -> bytes:
+    """Return a safetensors file as bytes: tensors, and in its header a JSON object with the checksum of all."""
     from safetensors.torch import save
 
     # One value alone: safetensors stores several in any order, and equal states must be equal files.
-    return save(tensors, {_HEADER: f"{_tensor_checksum(tensors, header)} {header}"})
+    return save(tensors, {_HEADER: json.dumps({**header, _KEY: _tensor_checksum(tensors, header)})})
 
 
-def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], str | None, bool]:
-    """Read a safetensors file; return its tensors, the text of `pack_tensors` if any, and whether it is verified.
+def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any], bool]:
+    """Read a safetensors file; return its tensors, the header of `pack_tensors` if any, and whether it is verified.
 
     Raises:
         Damaged: it is no such file, or does not match its checksum.
@@ -132,19 +132,17 @@ def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], str | None, bool]
 
     try:
         with safe_open(path, framework="pt") as file:
-            header = (file.metadata() or {}).get(_HEADER)
+            header = json.loads((file.metadata() or {}).get(_HEADER, "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
-    except (SafetensorError, ValueError, TypeError, RuntimeError, OverflowError, MemoryError) as error:
+        expected = header.pop(_KEY, None)  # none in files of other programs and of earlier versions
+    except (SafetensorError, ValueError, TypeError, AttributeError, RuntimeError, OverflowError, MemoryError) as error:
         raise Damaged(str(error) or type(error).__name__) from error
-    if header is None or header.startswith("{"):  # of another program, or of an earlier version
-        return tensors, header, False
-    expected, _, header = header.partition(" ")
-    if expected != _tensor_checksum(tensors, header):
+    if expected is not None and expected != _tensor_checksum(tensors, header):
         raise Damaged(_DIFFERS)
-    return tensors, header, True
+    return tensors, header, expected is not None
 
 
-def _tensor_checksum(tensors: dict[str, torch.Tensor], header: str) -> str:
+def _tensor_checksum(tensors: dict[str, torch.Tensor], header: dict[str, Any]) -> str:
     import torch
 
     names = sorted(tensors)

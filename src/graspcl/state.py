@@ -6,7 +6,6 @@ States are verified when they are read (see `graspcl.integrity`).
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -57,7 +56,7 @@ def save_state(path: Path, state: dict[str, Any]) -> None:
     tensors: dict[str, torch.Tensor] = {}
     skeleton = _flatten(state, "", tensors)
     try:
-        write_whole(path, lambda file: file.write(pack_tensors(tensors, json.dumps(skeleton))))
+        write_whole(path, lambda file: file.write(pack_tensors(tensors, skeleton)))
     except OSError as error:
         raise GraspError(f"the checkpoint {path} cannot be written: {error.strerror}") from error
 
@@ -80,7 +79,7 @@ def load_state(path: Path, note: Callable[[str], None] | None = None) -> dict[st
     """
     try:
         tensors, header, verified = read_tensors(path)
-        state: dict[str, Any] = _unflatten(json.loads(header or "{}"), tensors)
+        state: dict[str, Any] = _unflatten(header, tensors)
     except FileNotFoundError as error:
         raise GraspError(f"there is no checkpoint at {path}") from error
     except (OSError, KeyError, ValueError, TypeError, RecursionError) as error:

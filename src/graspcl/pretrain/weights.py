@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -101,17 +100,16 @@ def save_weights(
         header["codec"] = {"name": codec.name, **{key: getattr(codec, key) for key in codecs.parameters(codec.name)}}
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
     try:
-        write_whole(Path(path), lambda file: file.write(pack_tensors(tensors, json.dumps(header))))
+        write_whole(Path(path), lambda file: file.write(pack_tensors(tensors, header)))
     except OSError as error:
         raise GraspError(f"the weights cannot be written to {path}: {error.strerror}") from error
 
 
 def read_header(path: str | Path) -> dict[str, Any]:
     """Return what `save_weights` stored with the tensors: `settings`, and `codec` if there is one."""
-    try:
-        header: dict[str, Any] = json.loads(_read_safetensors(path)[1] or "")
-    except ValueError as error:
-        raise GraspError(f"{path} was not written by graspcl: it has no settings in its header") from error
+    _, header = _read_safetensors(path)
+    if "settings" not in header:
+        raise GraspError(f"{path} was not written by graspcl: it has no settings in its header")
     return header
 
 
@@ -142,7 +140,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     raise GraspError(f"{path} contains no weights: it is neither a safetensors file nor a state dict saved by torch")
 
 
-def _read_safetensors(path: str | Path) -> tuple[dict[str, Tensor], str | None]:
+def _read_safetensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         tensors, header, _ = read_tensors(Path(path))
         return tensors, header
