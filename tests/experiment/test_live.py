@@ -12,6 +12,7 @@ import pytest
 
 from graspcl.errors import GraspError
 from graspcl.experiment import live, run
+from graspcl.integrity import read_object
 from graspcl.learner import Rehearsal
 from graspcl.progress import Silent
 from graspcl.settings import change
@@ -46,7 +47,7 @@ def watched(small, tmp_path, monkeypatch):
 
     def look(rehearsal):
         clock.now += 10.0
-        seen.append(json.loads((tmp_path / "run" / "progress.json").read_text()))
+        seen.append(read_object((tmp_path / "run" / "progress.json").read_bytes()))
         if len(seen) == run_.stop_at:
             raise Stop
         step(rehearsal)

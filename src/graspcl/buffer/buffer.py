@@ -13,18 +13,20 @@ from graspcl.buffer.class_index import ClassIndex
 from graspcl.buffer.columns import (
     Columns,
     Storage,
+    check_columns,
+    check_folder,
     code_array,
     column_arrays,
     finite_tensor,
     integer_array,
     label_array,
-    pack,
-    unpack,
 )
+from graspcl.buffer.ledger import CHECKS, OWN, Ledger, reopen
 from graspcl.buffer.maintenance import LargestClassRule, Maintenance, last_owner, rules
+from graspcl.buffer.state import restore_state, saved_state
+from graspcl.buffer.threads import Guarded, alone
 from graspcl.checks import Array
 from graspcl.errors import GraspError, nearest
-from graspcl.random import restore_rng, rng_state
 
 if TYPE_CHECKING:
     import torch
@@ -34,9 +36,6 @@ if TYPE_CHECKING:
 Values: TypeAlias = Mapping[str, Any]  # of columns, by name
 Codes: TypeAlias = "torch.Tensor | Array"  # objects, if the codec is ragged
 
-# Kept of every sample beside its code and the user's columns.
-OWN: Columns = {"labels": ((), np.int32), "ids": ((), np.int64), "births": ((), np.int64)}
-
 
 class Placed(NamedTuple):
     """What an insertion did: the slot of each incoming sample (-1: not kept), and the slots it evicted from."""
@@ -45,8 +44,11 @@ class Placed(NamedTuple):
     evicted: Array
 
 
-class Buffer:
+class Buffer(Guarded):
     """Stored samples in slots 0 … n-1, with a class index, a maintenance rule and a bound on samples or bytes.
+
+    Threads may share a buffer. `fetch` returns each input with its own label, also while another thread inserts or
+    removes samples; a slot that no longer exists is an error. Views such as `labels` follow every change at once.
 
     Args:
         capacity: number of samples, a size such as "1.5GB", or None for no bound. Codes, labels, ids, columns, metadata
@@ -54,7 +56,7 @@ class Buffer:
         codec: how inputs are stored; unmodified by default.
         maintenance: the rule that evicts samples, or its name; by default the paper's, `largest_class`.
         columns: named values per sample, as name -> (shape, dtype).
-        storage: "ram", or a folder for memory-mapped .npy files.
+        storage: "ram", or a folder for memory-mapped .npy files, which one buffer owns; `open` reopens it.
         rng: a generator or a seed that decides what is evicted.
 
     >>> buffer = Buffer(capacity=3, columns={"loss": ((), np.float32)})
@@ -74,6 +76,7 @@ class Buffer:
     ) -> None:
         if isinstance(codec, str):
             raise GraspError(f"the buffer takes a codec, not its name: graspcl.codec.codecs.create({codec!r})")
+        super().__init__()
         self.codec = codec
         rule = LargestClassRule() if maintenance is None else maintenance
         self.maintenance = rules.create(rule) if isinstance(rule, str) else rule
@@ -83,7 +86,7 @@ class Buffer:
         self.since = 0  # samples offered before this count are old
         self.incoming: dict[str, Array] = {}  # the batch's column values during an insertion, for maintenance rules
         self.unbounded = capacity is None
-        self._given = capacity
+        self.given = capacity
         self._limit = parse_bytes(capacity) if isinstance(capacity, str) else None  # in bytes
         # Number of samples that fit. If given in bytes, it is known from the first insertion on.
         self.capacity = None if isinstance(capacity, str) else capacity_in_samples(capacity, 0, 0)
@@ -92,10 +95,42 @@ class Buffer:
         self._count = 0
         self._shape: tuple[int, ...] | None = None  # of one code, known from the first insertion on
         self._overfull = False
-        self._check_columns()
+        check_columns(self.columns, {"codes", "lengths", CHECKS, *OWN}, self.maintenance)
         if storage != "ram":
-            self._check_folder(Path(storage))
+            check_folder(Path(storage), self._ragged)
         self._storage = Storage(None if storage == "ram" else storage)
+        self._ledger = None if storage == "ram" else Ledger(Path(storage))
+
+    @classmethod
+    def open(
+        cls,
+        folder: str | Path,
+        codec: Codec | None = None,
+        maintenance: Maintenance | str | None = None,
+        rng: np.random.Generator | int = 0,
+    ) -> Buffer:
+        """Reopen a buffer that was stored in a folder, also after a crash.
+
+        Every sample that was stored completely is there, and is verified. One that was being written, or is damaged, is
+        left out. The columns of the user are not verified. The rule starts again from what is stored.
+
+        Args:
+            folder: the `storage` of the buffer.
+            codec: as the buffer was made with.
+            maintenance: as the buffer was made with.
+            rng: a generator or a seed that decides what is evicted from now on.
+
+        Raises:
+            GraspError: there is no buffer, it was made with another codec or rule, or another buffer owns the folder.
+        """
+        return reopen(cls, Path(folder), codec, maintenance, rng)
+
+    def close(self) -> None:
+        """Write memory-mapped columns to the disk and give up their folder. The buffer cannot be used any more."""
+        if self._ledger is not None:
+            self._storage.flush()
+            self._storage = Storage()
+            self._ledger.close()
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -131,9 +166,12 @@ class Buffer:
         """Whether each stored sample arrived since the last call of `settle` [n], bool."""
         return self.births >= self.since
 
+    @alone
     def settle(self) -> None:
         """Count everything stored as old, as at the end of a rehearsal session."""
         self.since = self.seen
+        if self._ledger is not None:
+            self._ledger.commit(self)
 
     @property
     def classes(self) -> Array:
@@ -161,16 +199,21 @@ class Buffer:
 
         if self._shape is None:
             raise GraspError("the buffer is empty: insert samples before fetching")
-        slots = torch.as_tensor(slots, dtype=torch.int64)
+        codes, labels = self._copied(torch.as_tensor(slots, dtype=torch.int64))
         device = torch.device(device)
+        return self.decode(codes, device), labels.to(device, torch.int64)
+
+    @alone
+    def _copied(self, slots: torch.Tensor) -> tuple[Codes, torch.Tensor]:
+        import torch
+
         try:
-            labels = torch.from_numpy(self.labels).index_select(0, slots).to(device, torch.int64)
+            labels = torch.from_numpy(self.labels).index_select(0, slots)
         except IndexError:
             found = f"{int(slots.min())} … {int(slots.max())}"
             raise GraspError(f"slots must be in 0 … {self._count - 1}, got {found}") from None
         codes = self._storage["codes"]
-        chosen = codes[slots.numpy()] if self._ragged else torch.from_numpy(codes).index_select(0, slots)
-        return self.decode(chosen, device), labels
+        return codes[slots.numpy()] if self._ragged else torch.from_numpy(codes).index_select(0, slots), labels
 
     def encode(self, inputs: Any) -> Codes:
         """Return the codes [n, …] of inputs [n, …], as they would be stored."""
@@ -206,6 +249,7 @@ class Buffer:
         """
         return self.insert_codes(self.encode(inputs), labels, ids, columns, overflow)
 
+    @alone
     def insert_codes(
         self, codes: Any, labels: Any, ids: Any = None, columns: Values | None = None, overflow: bool = False
     ) -> Placed:
@@ -238,6 +282,8 @@ class Buffer:
             values, taken = {name: value[kept] for name, value in values.items()}, slots[kept]
         for name, value in values.items():
             self._storage[name][taken] = value
+        if self._ledger is not None:
+            self._ledger.commit(self, taken)
         gone = taken
         if by_length and not overflow:
             gone, slots = self._shrink(), np.full(len(labels), -1)
@@ -245,6 +291,7 @@ class Buffer:
             slots[which] = where
         return Placed(slots, np.sort(gone[gone < held]))
 
+    @alone
     def compress(self) -> Array:
         """Shrink an overfull buffer to its capacity as in `remove`; return the former slots of evicted samples."""
         if not self._overfull:
@@ -253,6 +300,7 @@ class Buffer:
         self._overfull = False
         return gone
 
+    @alone
     def remove(self, slots: Any) -> None:
         """Delete the samples in `slots` [m]. Others move, so that slots stay 0 … n-1. `seen` does not change."""
         gone = np.unique(np.asarray(slots, np.int64))
@@ -261,6 +309,7 @@ class Buffer:
         self._close_gaps(self.discard(gone))
         self.maintenance.renumbered(self)
 
+    @alone
     def clear(self) -> None:
         """Delete every stored sample. `seen` does not change."""
         self.remove(np.arange(self._count))
@@ -302,57 +351,21 @@ class Buffer:
 
     # -- state -----------------------------------------------------------------------------------------------------
 
+    @alone
     def state_dict(self) -> dict[str, Any]:
         """Return everything that decides what the buffer holds and will do: arrays, numbers and strings only."""
-        packed = "codes" if self._ragged else None
-        return {
-            "count": self._count,
-            "seen": self.seen,
-            "since": self.since,
-            "overfull": self._overfull,
-            "capacity": self.capacity,
-            "bound": self._bound,
-            "shape": None if self._shape is None else list(self._shape),
-            "columns": {name: pack(self[name]) if name == packed else np.array(self[name]) for name in self._storage},
-            "index": self.index.state_dict(),
-            "maintenance": self.maintenance.state_dict(),
-            "codec": None if self.codec is None else self.codec.state_dict(),
-            "codec_kind": type(self.codec).__name__,
-            "rule": repr(self.maintenance),
-            "rng": rng_state(self._rng),
-        }
+        return saved_state(self)
 
+    @alone
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state from `state_dict` into a buffer made with the same capacity, codec, rule and columns.
 
         A state of a buffer made otherwise is refused, and nothing changes.
         """
-        # States of earlier versions have neither "bound" nor "rule".
-        bound = state.get("bound", self._bound if self._limit else state["capacity"])
-        for part, own, saved in (
-            ("codec", type(self.codec).__name__, state["codec_kind"]),
-            ("rule", repr(self.maintenance), state.get("rule", repr(self.maintenance))),
-            ("capacity", self._bound, bound),
-        ):
-            if own != saved:
-                hint = f"make it with the same {part}"
-                raise GraspError(f"the state is of a buffer with {part} {saved}, this one has {own}; {hint}")
-        columns = dict(state["columns"])
-        if columns and (differ := {"codes", *self._declared} ^ columns.keys()):
-            raise GraspError(f"the buffer and the state differ in columns: {', '.join(sorted(differ))}")
-        if columns and self._ragged:
-            columns["codes"] = unpack(columns["codes"])
-        if self.codec is not None and state["codec"] is not None:
-            self.codec.load_state_dict(state["codec"])
-        self._storage = Storage(self._storage.folder, columns)
-        self._count, self.seen, self._overfull = int(state["count"]), int(state["seen"]), bool(state["overfull"])
-        self.since = int(state.get("since", 0))  # states of earlier versions have it in the learner
-        self.capacity = state["capacity"]
-        self._shape = None if state["shape"] is None else tuple(state["shape"])
-        self.index.load_state_dict(state["index"])
-        assumed = self.maintenance.assumed(self._count, self.seen)
-        self.maintenance.load_state_dict({**assumed, **state["maintenance"]})
-        restore_rng(self._rng, state["rng"])
+        restore_state(self, state)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_ledger": None}  # a copy owns no folder
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
@@ -364,7 +377,8 @@ class Buffer:
     @property
     def _declared(self) -> Columns:
         """All columns but the codes."""
-        return {**OWN, **({"lengths": ((), np.int64)} if self._ragged else {}), **self.columns}
+        own = {**OWN, **({"lengths": ((), np.int64)} if self._ragged else {}), **self.columns}
+        return own if self._ledger is None else {**own, CHECKS: ((), np.uint64)}
 
     @property
     def _tables(self) -> int:
@@ -372,23 +386,20 @@ class Buffer:
 
     @property
     def _sample_bytes(self) -> int:
-        return self._storage.row_bytes - sum(np.dtype(dtype).itemsize for _, dtype in OWN.values())
+        checks = 8 if CHECKS in self._storage else 0  # they protect the files, and are no part of a sample
+        return self._storage.row_bytes - checks - sum(np.dtype(dtype).itemsize for _, dtype in OWN.values())
 
-    def _check_columns(self) -> None:
-        if clash := {"codes", "lengths", *OWN} & self.columns.keys():
-            raise GraspError(f"a column cannot be named {clash.pop()!r}: the buffer has its own column of that name")
-        if missing := sorted(self.maintenance.columns - self.columns.keys()):
-            needed = ", ".join(f"{name!r}: (shape, np.float32)" for name in missing)
-            raise GraspError(
-                f"{type(self.maintenance).__name__} needs columns that the buffer lacks; add columns={{{needed}}} with "
-                "shape () for a number and (d,) for a vector, or those of the rule's columns_for(embedding, features)"
-            )
-
-    def _check_folder(self, folder: Path) -> None:
-        if self._ragged:
-            raise GraspError(f"codec {type(self.codec).__name__} has codes of different lengths: use storage='ram'")
-        if any(folder.glob("*.npy")):
-            raise GraspError(f"{folder} already holds arrays; give the buffer an empty folder or load a state_dict()")
+    def attach(self, storage: Storage, ledger: Ledger, rows: Array, seen: int, since: int) -> None:
+        """Take over the samples in `rows` [n] of a reopened storage; slots without a sample are closed."""
+        self._storage, self._ledger = storage, ledger
+        self._count, self._shape = int(rows.max(initial=-1)) + 1, storage["codes"].shape[1:]
+        self.index.assign(rows, self.labels[rows].astype(np.int64), np.full(self._count, -1, np.int32))
+        self._close_gaps(np.setdiff1d(np.arange(self._count), rows))
+        self.capacity = self._fitting(0)
+        self._overfull = self._excess() > 0
+        self.seen, self.since = max(seen, int(self.births.max(initial=-1)) + 1), since
+        self.maintenance.load_state_dict(self.maintenance.assumed(self._count, self.seen))
+        self.maintenance.renumbered(self)
 
     def _make_room(self, codes: Array, lengths: Array | None, overflow: bool) -> None:
         """Make room for a batch. The first one shows how large a sample is, and so how many fit."""
@@ -404,10 +415,12 @@ class Buffer:
             self._storage.reserve(self._count + len(codes))
         else:
             self._storage.reserve(self.capacity, exactly=True)
+        if self._ledger is not None and self._shape is None:
+            self._ledger.describe(self)
         self._shape = codes.shape[1:]
 
     def _fitting(self, length: int) -> int | None:
-        return capacity_in_samples(self._given, self._sample_bytes + length, self._tables)
+        return capacity_in_samples(self.given, self._sample_bytes + length, self._tables)
 
     def _excess(self) -> int:
         """Number of samples over the capacity; if lengths differ, as if all had the mean length."""
@@ -436,4 +449,6 @@ class Buffer:
             self._storage[name][target] = self._storage[name][source]
         if self._ragged and self._count:
             self._storage["codes"][left : self._count] = None  # release the memory of evicted codes
+        if CHECKS in self._storage:
+            self._storage[CHECKS][left:] = 0
         self._count = left

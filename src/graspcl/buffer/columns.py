@@ -46,6 +46,23 @@ class Storage(dict[str, Array]):
         for name, value in columns.items():
             self[name][: len(value)] = value
 
+    @classmethod
+    def attach(cls, folder: Path, columns: Columns) -> Storage:
+        """Map the existing files of `columns` in a folder. Some may be longer, if a process died while they grew."""
+        storage = cls(folder)
+        try:
+            for name, (shape, dtype) in columns.items():
+                found = npy.open_memmap(folder / f"{name}.npy", "r+")
+                if (found.shape[1:], found.dtype) != (shape, np.dtype(dtype)):
+                    raise GraspError(f"{folder / name}.npy must hold rows of {np.dtype(dtype)} {list(shape)}")
+                storage[name] = found
+        except (OSError, ValueError) as error:
+            raise GraspError(f"the buffer in {folder} cannot be opened: {name}.npy is damaged ({error})") from error
+        for file in storage._growing():
+            file.unlink()
+        storage.update({name: column[: storage.rows] for name, column in storage.items()})
+        return storage
+
     @property
     def rows(self) -> int:
         """Number of rows that fit."""
@@ -74,6 +91,13 @@ class Storage(dict[str, Array]):
             os.replace(file, file.with_suffix(""))
         self.update(grown)
 
+    def flush(self) -> None:
+        """Write mapped columns to the disk."""
+        for column in self.values():
+            mapped = column if isinstance(column, np.memmap) else column.base
+            if isinstance(mapped, np.memmap):
+                mapped.flush()
+
     def _growing(self) -> list[Path]:
         """Files that columns are copied to while they grow. They replace the old ones when all are written."""
         files = [] if self.folder is None else [self.folder / f"{name}.npy.new" for name in self]
@@ -97,6 +121,27 @@ class Storage(dict[str, Array]):
             grown = f"{path.with_suffix('')} could not grow to {need:,} bytes"
             raise GraspError(f"the buffer's file {grown}: {error.strerror}") from error
         return column
+
+
+def check_columns(columns: Columns, taken: set[str], rule: Maintenance) -> None:
+    """Refuse columns with `taken` names, and columns that lack what the rule needs."""
+    if clash := taken & columns.keys():
+        raise GraspError(f"a column cannot be named {clash.pop()!r}: the buffer has its own column of that name")
+    if missing := sorted(rule.columns - columns.keys()):
+        needed = ", ".join(f"{name!r}: (shape, np.float32)" for name in missing)
+        raise GraspError(
+            f"{type(rule).__name__} needs columns that the buffer lacks; add columns={{{needed}}} with "
+            "shape () for a number and (d,) for a vector, or those of the rule's columns_for(embedding, features)"
+        )
+
+
+def check_folder(folder: Path, ragged: bool) -> None:
+    """Refuse a folder that cannot store the columns of a new buffer."""
+    if ragged:
+        raise GraspError("the codec has codes of different lengths, which cannot be mapped: use storage='ram'")
+    if any(folder.glob("*.npy")):
+        hint = f"give the buffer an empty folder, or reopen this one with Buffer.open({str(folder)!r})"
+        raise GraspError(f"{folder} already holds arrays; {hint}")
 
 
 def pack(codes: Array) -> dict[str, Array]:

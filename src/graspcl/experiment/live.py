@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import math
 import os
 import socket
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from graspcl.experiment.measure import session_budget
+from graspcl.integrity import seal_object
 from graspcl.learner import Rehearsal
 from graspcl.settings.config import BudgetConfig
 from graspcl.state import write_whole
@@ -75,7 +75,7 @@ class ProgressFile:
             return
         facts = {**self._facts, "pid": os.getpid(), "host": socket.gethostname(), "time": time.time()}
         with contextlib.suppress(OSError):
-            write_whole(self._file, lambda file: file.write(json.dumps(facts).encode()))
+            write_whole(self._file, lambda file: file.write(seal_object(facts)))
         now = time.monotonic()
         self._due = now + max(_PAUSE, 20 * (now - begin))
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from graspcl.errors import GraspError
+from graspcl.integrity import Damaged, read_object
 from graspcl.report.measures import NONE
 from graspcl.report.model import Report
 from graspcl.report.read import Run, number, read_run
@@ -93,9 +94,8 @@ class WatchedRun:
 
     @property
     def _heartbeat(self) -> dict[str, Any]:
-        with contextlib.suppress(OSError, ValueError):
-            found = json.loads((self.path / _HEARTBEAT).read_text(encoding="utf-8"))
-            return found if isinstance(found, dict) else {}
+        with contextlib.suppress(OSError, Damaged):
+            return read_object((self.path / _HEARTBEAT).read_bytes())
         return {}
 
     def _update(self) -> dict[str, Any]:

@@ -15,11 +15,13 @@ import types
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Annotated, Any, Union, cast, get_args, get_origin, get_type_hints
 
 from graspcl.checks import check
 from graspcl.errors import GraspError, nearest
 from graspcl.former import MARK, with_former
+from graspcl.integrity import Damaged, read_text
 from graspcl.settings.config import Config, DataConfig, Part, StreamConfig, as_plain
 from graspcl.settings.rules import idle_reason, registries
 
@@ -92,9 +94,11 @@ def replaced(config: Config, values: Mapping[str, Any]) -> Config:
 def read_toml(path: Traversable) -> dict[str, Any]:
     """Read a TOML file, a `Path` or a resource, as nested dictionaries."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_text(path) if isinstance(path, Path) else path.read_text(encoding="utf-8"))
     except OSError as error:
         raise GraspError(f"{path} cannot be read: {error.strerror}") from error
+    except Damaged as error:
+        raise GraspError(f"{path} cannot be read: {error}") from error
     except ValueError as error:
         raise GraspError(f"{path} is not a TOML file: {error}") from error
 
