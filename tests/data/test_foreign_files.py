@@ -1,0 +1,272 @@
+"""Files and folders of others: links, pipes, devices and bombs are reported, and everything else is read."""
+
+import io
+import os
+import struct
+import sys
+import threading
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from capped import run_capped
+from picture_files import encoded, noise, write
+from PIL import Image
+
+from graspcl.data import ImageFolder, ImageList
+from graspcl.data.trees import FolderTree, open_tree
+from graspcl.errors import GraspError
+from graspcl.files import bounded_lines, open_regular, walk
+from graspcl.images import FORMATS, decode_images, decode_some
+from graspcl.limits import DEFAULTS, SMALL, changed, limit
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="links and pipes of POSIX")
+
+
+def png_bomb(width: int, height: int) -> bytes:
+    """The start of a PNG: Pillow takes memory for all of it before it finds out."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(10_000)))
+
+
+def zip_bomb(file: Path, *sizes: int) -> Path:
+    """A zip file whose directory says that its members have these sizes."""
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for number, size in enumerate(sizes):
+            archive.writestr(f"cat/{number}.bmp", bytes(1000))
+            archive.infolist()[-1].file_size = size
+    return file
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    return write(tmp_path / "photos", [f"{name}/{number}.png" for name in ("cat", "dog") for number in range(3)])
+
+
+# -- folders -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_no_regular_file_is_reported_and_the_rest_is_read(photos: Path) -> None:
+    whole = ImageFolder(photos, 8)
+    (photos / "cat/gone.png").symlink_to("nowhere.png")
+    (photos / "cat/itself.png").symlink_to("itself.png")
+    os.mkfifo(photos / "cat/pipe.png")
+    (photos / "dog/zero.png").symlink_to("/dev/zero")
+    (photos / "dog/up").symlink_to("..")
+    (photos / "wolf").symlink_to("dog")
+    (photos / ".hidden").symlink_to("nowhere")
+    images = ImageFolder(photos, 8)
+    assert images.fingerprint() == whole.fingerprint() and len(images.read(images.train)) == len(images.train)
+    reasons = {
+        "cat/gone.png": "cannot be read: No such file or directory",
+        "cat/itself.png": "cannot be read: Too many levels of symbolic links",
+        "cat/pipe.png": "cannot be read: it is a pipe, not a regular file",
+        "dog/zero.png": "cannot be read: it is a device, not a regular file",
+        "dog/up": f"is left out: it leads to {photos}/",
+        "wolf": f"is left out: it leads to {photos}/dog/",
+    }
+    assert sorted(images.problems) == sorted(f"{photos}/{name} {reason}" for name, reason in reasons.items())
+
+
+def test_a_linked_folder_is_read_once_however_often_links_lead_to_it(tmp_path: Path) -> None:
+    places = [tmp_path / f"level{level}" for level in range(40)]  # followed blindly, these are 2^39 folders
+    for place in places:
+        place.mkdir()
+    for place, below in zip(places, places[1:], strict=False):
+        for name in ("left", "right"):
+            (place / name).symlink_to(below)
+    (places[-1] / "1.png").write_bytes(b"")
+    found, problems = walk(places[0])
+    assert [name for name in found if name.endswith("png")] == ["left/" * 39 + "1.png"] and len(problems) == 39
+
+
+def test_a_real_folder_is_kept_before_a_link_to_it(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "alias").symlink_to("real")
+    assert walk(tmp_path) == ({"real/": 0}, [f"{tmp_path}/alias is left out: it leads to {tmp_path}/real/"])
+
+
+def test_a_folder_that_may_not_be_read_costs_only_its_own_files(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scan = os.scandir
+
+    def refuse(place: str) -> object:  # permissions do not stop the superuser, who may run this test
+        if str(place).rstrip("/").endswith("wolf"):
+            raise PermissionError(13, "Permission denied", place)
+        return scan(place)
+
+    (photos / "wolf").mkdir()
+    monkeypatch.setattr(os, "scandir", refuse)
+    images = ImageFolder(photos, 8)
+    assert images.classes == ["cat", "dog"] and images.problems == [
+        f"{photos}/wolf cannot be read: Permission denied",
+        f"{photos} has class folders without images, left out: wolf",
+    ]
+    monkeypatch.setattr(os, "scandir", lambda place: refuse("wolf"))
+    with pytest.raises(GraspError, match="photos cannot be read: Permission denied"):
+        ImageFolder(photos, 8)
+
+
+def test_a_list_may_name_what_cannot_be_read(photos: Path) -> None:
+    (photos / "cat/gone.png").symlink_to("nowhere.png")
+    os.mkfifo(photos / "dog/pipe.png")
+    (photos / "my_train.txt").write_text("cat/1.png 0\ncat/gone.png 0\ndog/1.png 1\ndog/pipe.png 1\n")
+    (photos / "my_test.txt").write_text("dog/2.png 1\n")
+    images = ImageList(photos, pixels=8)
+    _, kept, problems = images.read_some(range(5))
+    assert kept.tolist() == [0, 2, 4] and [problem.partition(" ")[2] for problem in problems] == [
+        "cannot be read: No such file or directory",
+        "cannot be read: it is a pipe, not a regular file",
+    ]
+    assert images.encoded_some(range(5))[1:] == (pytest.approx([0, 2, 4]), problems)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    with pytest.raises(OSError, match="it is a pipe"):
+        open_regular(tmp_path / "pipe.png")
+    assert decode_some([tmp_path / "pipe.png"], 8)[2] == [
+        f"{tmp_path}/pipe.png cannot be read: it is a pipe, not a regular file"
+    ]
+    for name, reason in (("nul\0.png", "its name is not one of a file"), ("x" * 5000, "File name too long")):
+        assert reason in decode_some([name], 8)[2][0]
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_bytes(b"12345")
+    monkeypatch.setenv("GRASPCL_MAX_FILE", "5")
+    assert FolderTree(tmp_path).read("a.txt") == b"12345" and changed() == {"file": 5}
+    monkeypatch.setenv("GRASPCL_MAX_FILE", "4")
+    with pytest.raises(GraspError, match=r"it has 5 bytes, more than 4 \(set GRASPCL_MAX_FILE to read it\)"):
+        FolderTree(tmp_path).read("a.txt")
+
+
+# -- zip files ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_zip_bomb_is_refused_by_its_directory(tmp_path: Path) -> None:
+    with pytest.raises(GraspError, match=r"a\.zip is not read: it unpacks to 104,857,601 bytes, more than 100 times"):
+        open_tree(zip_bomb(tmp_path / "a.zip", SMALL // 2, SMALL // 2 + 1))
+    assert open_tree(zip_bomb(tmp_path / "b.zip", SMALL // 2, SMALL // 2)).read("cat/0.bmp") == bytes(1000)
+
+
+def test_members_that_are_too_large_cost_only_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = encoded(noise(40, 40))
+    with zipfile.ZipFile(tmp_path / "photos.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in ("cat", "dog"):
+            archive.writestr(f"{name}/1.png", sound)
+            archive.writestr(f"{name}/2.png", sound)
+        archive.writestr("dog/large.png", sound + bytes(10_000))
+    monkeypatch.setenv("GRASPCL_MAX_FILE", str(len(sound)))
+    images = ImageFolder(tmp_path / "photos.zip", 8)
+    _, kept, problems = images.read_some(range(5))
+    assert len(kept) == 4 and "member dog/large.png cannot be read: it has" in problems[0]
+    monkeypatch.setenv("GRASPCL_MAX_FILE", "1000000")
+    assert len(ImageFolder(tmp_path / "photos.zip", 8).read(range(5))) == 5
+
+
+def test_a_changed_limit_is_part_of_the_fingerprint(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What could not be read is cached, and must be tried again under another limit."""
+    usual = ImageFolder(photos, 8).fingerprint()
+    monkeypatch.setenv("GRASPCL_MAX_PIXELS", str(DEFAULTS["pixels"]))
+    assert ImageFolder(photos, 8).fingerprint() == usual
+    monkeypatch.setenv("GRASPCL_MAX_PIXELS", "1000")
+    assert ImageFolder(photos, 8).fingerprint() != usual
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "many", "1e9", "9" * 400, "²"])
+def test_a_limit_must_be_a_number(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("GRASPCL_MAX_PIXELS", value)
+    with pytest.raises(GraspError, match=r"GRASPCL_MAX_PIXELS must be a whole number from 1 to 10\^18, got"):
+        limit("pixels")
+
+
+# -- images ------------------------------------------------------------------------------------------------------------
+
+
+def test_pixels_are_counted_before_anything_is_decoded() -> None:
+    images = [png_bomb(8000, 7000), encoded(noise(30, 20))]
+    _, kept, problems = decode_some(images, 8)
+    assert kept.tolist() == [1] and "it has 56,000,000 pixels, more than 50,000,000 (set GRASPCL_MAX_PI" in problems[0]
+
+
+def test_bombs_take_no_memory(tmp_path: Path) -> None:
+    (tmp_path / "bomb.png").write_bytes(png_bomb(9_000, 9_000))
+    zip_bomb(tmp_path / "bomb.zip", 2**31)
+    said = run_capped(
+        """
+import sys
+from pathlib import Path
+from graspcl.data.trees import open_tree
+from graspcl.errors import GraspError
+from graspcl.images import decode_some
+folder = Path(sys.argv[1])
+decode_some([folder / "sound.png"], 8)
+cap(100)
+print(decode_some([folder / "bomb.png"], 8)[2])
+try:
+    open_tree(folder / "bomb.zip").read("cat/0.bmp")
+except GraspError as error:
+    print(error)
+""",
+        write(tmp_path, ["sound.png"]),
+    )
+    assert "it has 81,000,000 pixels" in said and "it unpacks to 2,147,483,648 bytes" in said
+
+
+def test_large_jpegs_are_decoded_at_a_smaller_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, progressive = io.BytesIO(), io.BytesIO()
+    photo = Image.new("RGB", (1600, 1600), (200, 100, 50))
+    photo.save(plain, "JPEG")
+    photo.save(progressive, "JPEG", progressive=True)
+    monkeypatch.setenv("GRASPCL_MAX_PIXELS", "100000")
+    assert np.ptp(decode_images([plain.getvalue()], 32)[0], axis=(0, 1)).max() <= 2
+    assert "it has 2,560,000 pixels" in decode_some([progressive.getvalue()], 32)[2][0]
+
+
+def test_only_documented_formats_are_opened() -> None:
+    eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n%%EOF\n"
+    others = [encoded(Image.new("RGB", (8, 8)), kind) for kind in ("TGA", "ICO", "PCX", "SGI")]
+    images, _, problems = decode_some([eps, *others], 8, names=["eps.png", *"abcd"])
+    assert len(images) == 0 and all(problem.endswith("it is not an image") for problem in problems)
+    sound = [encoded(Image.new("RGB", (8, 8)), kind) for kind in FORMATS]
+    assert len(decode_images(sound, 8)) == len(FORMATS)
+
+
+def test_large_images_are_decoded_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    from graspcl import images
+
+    at_once, most, guard = 0, 0, threading.Lock()
+    as_rgb = images._as_rgb
+
+    def counted(image: object) -> object:
+        nonlocal at_once, most
+        with guard:
+            at_once += 1
+            most = max(most, at_once)
+        found = as_rgb(image)
+        with guard:
+            at_once -= 1
+        return found
+
+    monkeypatch.setattr(images, "_as_rgb", counted)
+    monkeypatch.setattr(images, "_LARGE", 1)
+    monkeypatch.setattr(images, "cores", lambda: 8)
+    decode_images([encoded(Image.new("P", (400, 400)))] * 24, 8)
+    assert most == 1
+
+
+# -- lines -------------------------------------------------------------------------------------------------------------
+
+
+def test_lines_that_are_too_long_are_skipped() -> None:
+    content = "ab\n" + "x" * 9 + "\nabcd\nabcde\n" + "y" * 3_000_000 + "\nlast"
+    expected = ["ab\n", None, "abcd\n", None, None, "last"]
+    assert [*bounded_lines(io.StringIO(content), 4)] == expected
+    lines = [None if line is None else line.encode() for line in expected]
+    assert [*bounded_lines(io.BytesIO(content.encode()), 4)] == lines
