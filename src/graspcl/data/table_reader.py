@@ -305,7 +305,7 @@ def _read_delimited(path: Path, wanted: Wanted, delimiter: str = ",") -> Iterato
                 reader = rows_from(first)
                 yield Record(row, fault=f"malformed, is a quote left open? ({error})")
                 continue
-            if not long.isdisjoint(range(start, first + reader.line_num)):
+            if long and not long.isdisjoint(range(start, first + reader.line_num)):
                 yield Record(row, fault=_too_long())
             elif not fields:
                 continue  # a blank line
