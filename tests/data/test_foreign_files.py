@@ -283,7 +283,7 @@ def test_lines_that_are_too_long_are_skipped() -> None:
 
 def test_a_row_that_is_too_long_costs_only_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRASPCL_MAX_ROW", "30")
-    rows = ["text,label", "one,a", "x" * 40 + ",a", '"several', "lines", 'in one",a', '"' + "y\n" * 30 + '",b', "two,b"]
+    rows = ["text,label", "one,a", "x" * 40 + ",a", '"several', "lines", 'in one",a', '"' + "y\n" * 30 + '",a', "two,a"]
     (tmp_path / "a.csv").write_text("\n".join(rows) + "\n")
     table = TextTable(tmp_path / "a.csv", test_share=0)
     assert table.read(range(3)) == ["one", "several\nlines\nin one", "two"]

@@ -227,10 +227,11 @@ def _read_parquet(path: Path, wanted: Wanted) -> Iterator[Record]:
     parquet, pyarrow = require("pyarrow.parquet", "text"), require("pyarrow", "text")
     names, rows = [name for _, name in wanted], count(1)
     try:
-        with parquet.ParquetFile(path, read_dictionary=names) as file:
+        with parquet.ParquetFile(path) as file:
             check_columns(str(path), file.schema_arrow.names, wanted)
             if fault := _parquet_fault(file, names, os.path.getsize(path)):
                 raise GraspError(f"{path} is not read: {fault}")
+        with parquet.ParquetFile(path, read_dictionary=names) as file:
             for batch in file.iter_batches(columns=names):
                 for values in zip(*(_arrow_values(batch.column(name)) for name in names), strict=True):
                     yield Record(next(rows), values)
