@@ -59,8 +59,8 @@ def read_regular(path: str | Path, most: str = "file") -> bytes:
 def walk(root: Path) -> tuple[dict[str, int], list[str]]:
     """List what is below a folder: sizes of regular files by name, folders as names that end in a slash.
 
-    Hidden files and folders are not listed. Names are relative to `root`, with forward slashes. Links are followed, but each folder is read once: a link that
-    leads to a folder that is read elsewhere, or into itself, is left out.
+    Hidden files and folders are not listed. Names are relative to `root`, with forward slashes. Links are followed, but
+    each folder is read once: a link that leads to a folder that is read elsewhere, or into itself, is left out.
 
     Returns:
         The entries, and a message for each one that was left out.

@@ -59,7 +59,9 @@ def verify(folder: Path, distribution: str) -> None:
 
 def _sum_of(file: Path) -> str:
     status, path = file.stat(), str(file.resolve())
-    note = cache_folder() / "verified" / f"{hashlib.sha256(path.encode(errors='surrogateescape')).hexdigest()[:16]}.json"
+    note = (
+        cache_folder() / "verified" / f"{hashlib.sha256(path.encode(errors='surrogateescape')).hexdigest()[:16]}.json"
+    )
     known = [path, status.st_size, status.st_mtime_ns]
     with contextlib.suppress(OSError, ValueError, TypeError):
         *same, found = json.loads(note.read_text(encoding="utf-8"))

@@ -60,14 +60,14 @@ def damage(draw: st.DrawFn) -> Damage:
     changes = draw(st.lists(st.tuples(kinds, st.floats(0, 1), st.binary(min_size=1, max_size=8)), max_size=4))
 
     def apply(content: bytes) -> bytes:
-        for kind, where, given in changes:
+        for kind, where, put in changes:
             at = int(where * len(content))
             after = {
-                "set": given + content[at + len(given) :],
+                "set": put + content[at + len(put) :],
                 "cut": b"",
                 "repeat": content[max(0, at - 40) :],
-                "fill": given[:1] * 16 + content[at + 16 :],
-                "insert": given + content[at:],
+                "fill": put[:1] * 16 + content[at + 16 :],
+                "insert": put + content[at:],
             }
             content = content[:at] + after[kind]
         return content
@@ -91,7 +91,8 @@ def image_folder(path: Path) -> None:
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 PIECES = st.sampled_from(["text", "label", ",", ";", "\t", '"', '""', "\n", "\r", "\r\n", "a", "1", "1.0", "nan", "\0",
-    "\ufeff", "é", "\udc80", "{", "}", "[", "]", ":", '{"text": "a", "label": ', "1e999", "9" * 5000, "=1+1", " "])  # fmt: skip
+    "\ufeff", "é", "\udc80", "{", "}", "[", "]", ":", '{"text": "a", "label": ', "1e999",
+    "9" * 5000, "=1+1", " "])  # fmt: skip
 
 
 @fuzz
@@ -173,7 +174,12 @@ def test_folders(tree: list[tuple[list[str], str]]) -> None:
                 elif kind in ("up", "gone", "loop", "device"):
                     path.symlink_to({"up": folder, "gone": "nowhere", "loop": path.name, "device": "/dev/zero"}[kind])
                 else:
-                    contents = {"image": SOUND[1], "text": b"\xff\0,", "empty": b"", "list": b"cat/1.png 0\n1.png 1 cat"}
+                    contents = {
+                        "image": SOUND[1],
+                        "text": b"\xff\0,",
+                        "empty": b"",
+                        "list": b"cat/1.png 0\n1.png 1 cat",
+                    }
                     path.write_bytes(contents[kind])
             except OSError:  # below a file or a link that leads nowhere
                 continue
@@ -202,7 +208,8 @@ def test_image_lists(content: str) -> None:
 # -- settings, weights, streams ----------------------------------------------------------------------------------------
 
 TOML = st.sampled_from(["extends", "name", "policy", "buffer", "capacity", "base", "stages", "seed", "data", "path",
-    "network", " = ", "=", "[", "]", "{", "}", ".", ",", "\n", '"', "'", "1", "-1", "1e400", "9" * 5000, "nan", "inf", "true",
+    "network", " = ", "=", "[", "]", "{", "}", ".", ",", "\n", '"', "'", "1", "-1", "1e400", "9" * 5000, "nan",
+    "inf", "true",
     '"grasp"', '"groceries"', "'8MB'", "1979-05-27", "\0", "\ufeff", "é", "[[", "]]", "#"])  # fmt: skip
 
 

@@ -12,7 +12,6 @@ from safetensors.torch import save_file
 
 from graspcl.errors import GraspError, MissingExtra
 from graspcl.model import StaticTextEncoder, TextInputs
-from graspcl.model import texts as text
 
 tokenizers = pytest.importorskip("tokenizers", reason="needs graspcl[demo]")
 pytestmark = pytest.mark.skipif(find_spec("wordllama") is None, reason="needs graspcl[demo]")

@@ -253,7 +253,7 @@ def _parquet_fault(file: Any, names: Sequence[str], size: int) -> str:
 
 
 def _arrow_values(column: Any) -> list[Any]:
-    """Return the values of a pyarrow column, as bytes if some of its texts are not UTF-8. Equal texts are one object."""
+    """Return the values of a pyarrow column, as bytes if some texts are not UTF-8. Equal texts are one object."""
     if hasattr(column, "dictionary"):
         values = [*_arrow_values(column.dictionary), None]
         return [values[place] for place in column.indices.fill_null(len(values) - 1).to_pylist()]

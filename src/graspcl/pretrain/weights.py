@@ -89,7 +89,9 @@ def load_weights(
         counts = " and ".join(_counted({"tensors are missing": missing, "do not fit": unexpected}))
         raise GraspError(f"{path} does not fit the network: {counts}; strict=False loads what fits{hint}")
     if broken := [name for name, value in matched.items() if not value.isfinite().all()]:
-        raise GraspError(f"{path} has weights that are NaN or infinite, in {', '.join(broken[:3])}; use a file that has none")
+        raise GraspError(
+            f"{path} has weights that are NaN or infinite, in {', '.join(broken[:3])}; use a file that has none"
+        )
     network.load_state_dict({**network.state_dict(), **matched})
     return LoadReport(tuple(matched), missing, unexpected, head)
 
