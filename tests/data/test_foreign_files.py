@@ -33,6 +33,7 @@ from graspcl.files import bounded_lines, open_regular, walk
 from graspcl.images import FORMATS, decode_images, decode_some
 from graspcl.limits import DEFAULTS, SMALL, TEXT, changed, limit
 from graspcl.model.texts import _chunks
+from graspcl.pretrain.weights import read_weights
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="links and pipes of POSIX")
 
@@ -165,6 +166,14 @@ def test_a_zip_bomb_is_refused_by_its_directory(tmp_path: Path) -> None:
     with pytest.raises(GraspError, match=r"a\.zip is not read: it unpacks to 104,857,601 bytes, more than 100 times"):
         open_tree(zip_bomb(tmp_path / "a.zip", SMALL // 2, SMALL // 2 + 1))
     assert open_tree(zip_bomb(tmp_path / "b.zip", SMALL // 2, SMALL // 2)).read("cat/0.bmp") == bytes(1000)
+
+
+def test_weights_in_a_zip_bomb_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(GraspError, match=r"a\.zip are damaged: it unpacks to 2,147,483,648 bytes, more than 100 times"):
+        read_weights(zip_bomb(tmp_path / "a.zip", 2**31))
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(GraspError, match="it is a pipe, not a regular file"):
+        read_weights(tmp_path / "pipe")
 
 
 def test_members_that_are_too_large_cost_only_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from torch import Tensor
 
 from graspcl.codec import Codec, codecs
 from graspcl.errors import GraspError
+from graspcl.files import open_regular
+from graspcl.limits import unpacks_too_far
 from graspcl.model import SplitNetwork
 from graspcl.state import write_whole
 
@@ -136,7 +139,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     """Return all tensors of a weights file by name, on the CPU. Its first bytes show the format."""
     path = Path(path)
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             start = file.read(9)
     except OSError as error:
         raise GraspError(f"the weights {path} cannot be read: {error.strerror}") from error
@@ -158,6 +161,11 @@ def _read_safetensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, st
 
 def _read_torch(path: Path) -> dict[str, Tensor]:
     try:
+        if zipfile.is_zipfile(path):  # torch stores tensors as they are; a packed file may be a bomb
+            with zipfile.ZipFile(path) as archive:
+                fault = unpacks_too_far(path.stat().st_size, sum(member.file_size for member in archive.infolist()))
+            if fault:
+                raise ValueError(fault)
         state = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise GraspError(
