@@ -314,7 +314,7 @@ def test_a_row_that_is_too_long_costs_only_itself(tmp_path: Path, monkeypatch: p
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("line", ['a,"\n', '"\n', '"a""\n', 'a,"b""c\n', '"",a"\n'])
+@pytest.mark.parametrize("line", ['x",",""\n', 'a,"\n', '"\n', '"a""\n', 'a,"b""c\n', '"",a"\n'])
 def test_open_quotes_take_time_in_proportion_to_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
 ) -> None:

@@ -164,6 +164,21 @@ def test_a_foreign_process_of_the_same_number_is_not_at_work(half):
     assert [run.check_end() for _ in range(3)] == [None, None, "stopped"]
 
 
+def test_more_connections_than_the_limit_are_refused(half, monkeypatch):
+    monkeypatch.setattr("graspcl.report.watch._CONNECTIONS", 1)
+    server = Watched(half)
+    host, _, port = server.host.rpartition(":")
+    with (
+        socket.create_connection((host, int(port)), timeout=0.5) as first,
+        socket.create_connection((host, int(port)), timeout=5) as second,
+    ):
+        assert second.recv(1) == b""
+        with pytest.raises(TimeoutError):  # still waited for
+            first.recv(1)
+    finish(half)
+    server.join()
+
+
 def test_slow_connections_are_ended_and_many_are_refused(half, monkeypatch):
     monkeypatch.setattr("graspcl.report.watch._PATIENCE", 0.5)
     monkeypatch.setattr("graspcl.report.watch._CONNECTIONS", 3)
