@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graspcl.checks import Array
+from graspcl.files import read_regular
 
 if TYPE_CHECKING:
     import torch
@@ -175,7 +176,7 @@ def read_text(path: Path) -> str:
         Damaged: it does not match its checksum.
         OSError: it cannot be opened.
     """
-    content = path.read_bytes()
+    content = read_regular(path)
     valid = listed_checksums(path.parent).get(path.name)
     if valid is not None and checksum(content) not in valid:
         raise Damaged(f"{_DIFFERS}; restore it, or delete {CHECKSUMS} beside it if you changed it on purpose")

@@ -271,21 +271,18 @@ class Buffer(Guarded):
         self._make_room(codes, extra.get("lengths"), overflow)
         held, self.incoming = self._count, extra
         self.maintenance.arriving(self, labels, self._rng)
-        by_length = self.by_length
-        append = overflow or by_length
+        append = overflow or self.by_length
         slots = self.append(labels) if append else last_owner(self.maintenance.place(self, labels, self._rng))
         self.seen, self._overfull, self.incoming = int(births[-1]) + 1, overflow, {}
-        values = {"codes": codes, "labels": labels, "ids": ids, "births": births, **extra}
-        taken = slots
+        values, taken = {"codes": codes, "labels": labels, "ids": ids, "births": births, **extra}, slots
         if slots.min() < 0:
-            kept = np.flatnonzero(slots >= 0)
-            values, taken = {name: value[kept] for name, value in values.items()}, slots[kept]
+            taken, values = slots[slots >= 0], {name: value[slots >= 0] for name, value in values.items()}
         for name, value in values.items():
             self._storage[name][taken] = value
         if self._ledger is not None:
             self._ledger.commit(self, taken)
         gone = taken
-        if by_length and not overflow:
+        if append and not overflow:
             gone, slots = self._shrink(), np.full(len(labels), -1)
             _, where, which = np.intersect1d(self.births, births, assume_unique=True, return_indices=True)
             slots[which] = where

@@ -177,7 +177,10 @@ def finite_tensor(inputs: Any) -> torch.Tensor:
 
     if isinstance(inputs, np.ndarray) and not inputs.flags.carray:
         inputs = inputs.copy()  # torch shares no read-only or reversed array
-    tensor = torch.as_tensor(inputs)
+    try:
+        tensor = torch.as_tensor(inputs)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise GraspError(f"inputs must be numbers [n, …], and all rows of one shape: {error}") from error
     if tensor.ndim == 0:
         raise GraspError("inputs must have one row per sample, got a single number")
     if tensor.is_floating_point() and not math.isfinite(tensor.sum()):  # a finite sum has finite parts
@@ -201,9 +204,14 @@ def label_array(labels: Any) -> Array:
 
 def integer_array(values: Any, what: str) -> Array:
     """Return integers [n] as int64."""
-    given = np.asarray(_numpy(values))
+    try:
+        given = np.asarray(_numpy(values))
+    except (TypeError, ValueError) as error:  # ragged
+        raise GraspError(f"{what} must be a vector of integers: {error}") from error
     if given.ndim != 1 or (len(given) and not np.issubdtype(given.dtype, np.integer)):
         raise GraspError(f"{what} must be a vector of integers, got {given.dtype} of shape {given.shape}")
+    if given.dtype == np.uint64 and len(given) and given.max() >= 2**63:
+        raise GraspError(f"{what} must be below 2^63, got {given.max()}; give hashes of 64 bits as int64, or >> 1")
     return given.astype(np.int64)
 
 

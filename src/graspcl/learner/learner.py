@@ -8,6 +8,7 @@ learn from it at once (`learn_online`). Training happens later, in sessions (`re
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -169,14 +170,15 @@ class Learner:
     def latents(self, inputs: Any) -> torch.Tensor:
         """Return what the plastic part reads of raw inputs [n, …], before the codec."""
         if not isinstance(inputs, torch.Tensor):
-            if len(inputs) and isinstance(inputs[0], str):
+            if isinstance(inputs, list | tuple) and inputs and isinstance(inputs[0], str):
                 raise GraspError("encode texts first: graspcl.model.Tokenizer(max_tokens=…).encode(texts)")
             inputs = finite_tensor(inputs)
         # Images in 0..1 look black to a network that takes 0..255, and nothing would be learned.
         takes_bytes = any(isinstance(part, ImageInput) for part in self.network.modules())
         if takes_bytes and inputs.is_floating_point() and inputs.numel() and 0 < float(inputs.max()) <= 1:
             raise GraspError("the images are in 0..1, but the network takes 0..255; multiply them by 255")
-        return finite_tensor(self.network.encode(inputs.to(self.device)))
+        with _fitting(inputs):
+            return finite_tensor(self.network.encode(inputs.to(self.device)))
 
     def rehearse(self, budget: Budget, on_step: Callable[[Rehearsal], None] | None = None) -> SessionLog:
         """Run one rehearsal session of `budget` and return its log; `on_step` is called after every update."""
@@ -259,8 +261,12 @@ class Learner:
         self.network.eval()
         for start in range(0, max(1, len(samples)), _CHUNK):
             part = samples[start : start + _CHUNK]
-            with torch.no_grad():
-                yield self.forward(self.buffer.decode(part, self.device) if coded else self._uncoded(part))
+            inputs = self.buffer.decode(part, self.device) if coded else self._uncoded(part)
+            with torch.no_grad(), _fitting(inputs):
+                outputs = self.forward(inputs)
+                if outputs.logits.ndim != 2:
+                    raise RuntimeError(f"its logits would be {list(outputs.logits.shape)}")
+            yield outputs
 
     def _uncoded(self, latents: Codes) -> torch.Tensor:
         x = torch.as_tensor(latents).to(self.device)
@@ -350,3 +356,15 @@ def column_shapes(
 ) -> Columns:
     """Return the columns that a buffer with `rule` needs, for a `learner` with `network` and these parameters."""
     return rule.columns_for(network.embedding_width, learner.head_width(network, **parameters))
+
+
+@contextmanager
+def _fitting(inputs: torch.Tensor) -> Iterator[None]:
+    """Turn torch's error about inputs of a wrong width or type into a readable one."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise GraspError(f"the network cannot take inputs {list(inputs.shape)} of {inputs.dtype}: {reason}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,9 @@ from torch import Tensor
 
 from graspcl.codec import Codec, codecs, described
 from graspcl.errors import GraspError
+from graspcl.files import open_regular
 from graspcl.integrity import Damaged, pack_tensors, read_tensors
+from graspcl.limits import unpacks_too_far
 from graspcl.model import SplitNetwork
 from graspcl.state import write_whole
 
@@ -85,6 +88,10 @@ def load_weights(
     if strict and (missing or unexpected):
         counts = " and ".join(_counted({"tensors are missing": missing, "do not fit": unexpected}))
         raise GraspError(f"{path} does not fit the network: {counts}; strict=False loads what fits{hint}")
+    if broken := [name for name, value in matched.items() if not value.isfinite().all()]:
+        raise GraspError(
+            f"{path} has weights that are NaN or infinite, in {', '.join(broken[:3])}; use a file that has none"
+        )
     network.load_state_dict({**network.state_dict(), **matched})
     return LoadReport(tuple(matched), missing, unexpected, head)
 
@@ -128,7 +135,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     """Return all tensors of a weights file by name, on the CPU. Its first bytes show the format."""
     path = Path(path)
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             start = file.read(9)
     except OSError as error:
         raise GraspError(f"the weights {path} cannot be read: {error.strerror}") from error
@@ -150,6 +157,11 @@ def _read_safetensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, An
 
 def _read_torch(path: Path) -> dict[str, Tensor]:
     try:
+        if zipfile.is_zipfile(path):  # torch stores tensors as they are; a packed file may be a bomb
+            with zipfile.ZipFile(path) as archive:
+                fault = unpacks_too_far(path.stat().st_size, sum(member.file_size for member in archive.infolist()))
+            if fault:
+                raise ValueError(fault)
         state = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise GraspError(
