@@ -230,7 +230,7 @@ def test_a_damaged_cache_is_made_anew(photos, tmp_path):
     shutil.move(tmp_path / "first", tmp_path / "second")
     (tmp_path / "second" / "summary.json").unlink()
     run(config, tmp_path / "second", notes)
-    assert sum(" again" in said or "is repeated" in said for said in notes.said) == 5
+    assert sum(" again" in said or "is repeated" in said for said in notes.said) == 6
     run(config, tmp_path / "first")
     assert differences(tmp_path / "first", tmp_path / "second") == []
 

@@ -68,7 +68,7 @@ def test_a_sweep_with_references(small, tmp_path):
     console.print(sweep_table("small", outcome.finished))
     said = " ".join(console.file.getvalue().split())
     assert all(f"{name} (reference)" in said for name in ("ncm", "slda", "er_ace"))
-    assert "aligned" not in said and "References are other learners" in said
+    assert "siesta" not in said and "References are other learners" in said
 
 
 def test_a_run_without_a_policy_can_be_loaded(small, tmp_path):

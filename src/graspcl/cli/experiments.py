@@ -45,7 +45,10 @@ def demo(
     out: Path = Path("runs"),
     plugin: Plugins = (),
 ) -> None:
-    """Compare GRASP with uniform rehearsal on two real streams.
+    """Learn new classes week by week on two real streams, and compare with the obvious alternatives.
+
+    GRASP and uniform rehearsal stand beside training without rehearsal (finetune), a logistic regression that is
+    retrained every week (probe) and streaming discriminant analysis (slda).
 
     Parameters
     ----------

@@ -114,10 +114,10 @@ class Aligned(Learner):
             features: Tensor = self._original(inputs)
         return features.float()
 
-    def outputs(self, samples: Codes, part: str, *how: Any) -> Tensor:
+    def outputs(self, samples: Codes, part: str, coded: bool = True) -> Tensor:
         if part == "logits" and self._stale:
             self._solve()
-        return super().outputs(samples, part, *how)
+        return super().outputs(samples, part, coded)
 
     def begin_session(self) -> None:
         self._crossed = self._solve()

@@ -91,8 +91,8 @@ class Run:
 
     @property
     def reference(self) -> bool:
-        """Whether it is a baseline to compare with: a learner without a policy, or ER-ACE as published."""
-        return not self.policy or self.method == "er_ace + uniform"
+        """Whether it is a baseline to compare with: a learner without a policy, ER-ACE or training without rehearsal."""
+        return not self.policy or self.method in ("er_ace + uniform", "finetune + uniform")
 
     @property
     def stores(self) -> bool:
