@@ -45,7 +45,7 @@ def demo(
     out: Path = Path("runs"),
     plugin: Plugins = (),
 ) -> None:
-    """Learn new classes week by week on two real streams, and compare with the obvious alternatives.
+    """Learn two real streams week by week, beside simple alternatives.
 
     GRASP and uniform rehearsal stand beside training without rehearsal (finetune), a logistic regression that is
     retrained every week (probe) and streaming discriminant analysis (slda).

@@ -298,4 +298,5 @@ class Movement:
         cross = torch.outer(move @ total, shift)
         carried.second = move @ moments.second @ move.T + cross + cross.T
         carried.second += counts.sum() * (torch.outer(shift, shift) + rest)
+        carried.second = (carried.second + carried.second.T) / 2  # exactly symmetric, as it is saved
         return carried

@@ -43,7 +43,8 @@ class Moments:
             self.counts += torch.bincount(targets, minlength=len(self.counts))
             self.sums.index_add_(0, targets, h)
             if len(self.second):
-                self.second.addmm_(h.T, h)
+                second = h.T @ h
+                self.second += (second + second.T) / 2  # exactly symmetric, as it is saved
         return self
 
     def grow(self, classes: int) -> None:
@@ -96,15 +97,23 @@ class Moments:
         return self.counts.nbytes + self.sums.nbytes + self.second.nbytes
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the sums."""
-        return {"counts": self.counts.clone(), "sums": self.sums.clone(), "second": self.second.clone()}
+        """Return the sums; of the symmetric second moment its upper triangle, and nothing of one without samples."""
+        width = len(self.second) if self.counts.any() else 0
+        rows, columns = torch.triu_indices(width, width, device=self.second.device)
+        upper = self.second[:width, :width][rows, columns]
+        return {"counts": self.counts.clone(), "sums": self.sums.clone(), "second": upper, "width": len(self.second)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        device = self.sums.device
-        self.counts, self.sums, self.second = (
+        device, width = self.sums.device, int(state["width"])
+        self.counts, self.sums, upper = (
             torch.as_tensor(state[name]).to(device).clone() for name in ("counts", "sums", "second")
         )
+        self.second = torch.zeros(width, width, dtype=torch.float64, device=device)
+        if len(upper):
+            rows, columns = torch.triu_indices(width, width, device=device)
+            self.second[rows, columns] = upper
+            self.second[columns, rows] = upper
 
 
 def no_rows() -> Rows:

@@ -91,7 +91,7 @@ class Run:
 
     @property
     def reference(self) -> bool:
-        """Whether it is a baseline to compare with: a learner without a policy, ER-ACE or training without rehearsal."""
+        """Whether it is a baseline: a learner without a policy, ER-ACE, or training without rehearsal."""
         return not self.policy or self.method in ("er_ace + uniform", "finetune + uniform")
 
     @property
