@@ -281,12 +281,11 @@ class Buffer(Guarded):
             self._storage[name][taken] = value
         if self._ledger is not None:
             self._ledger.commit(self, taken)
-        gone = taken
         if append and not overflow:
-            gone, slots = self._shrink(), np.full(len(labels), -1)
+            taken, slots = self._shrink(), np.full(len(labels), -1)
             _, where, which = np.intersect1d(self.births, births, assume_unique=True, return_indices=True)
             slots[which] = where
-        return Placed(slots, np.sort(gone[gone < held]))
+        return Placed(slots, np.sort(taken[taken < held]))
 
     @alone
     def compress(self) -> Array:

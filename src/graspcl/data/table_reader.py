@@ -76,9 +76,8 @@ def read_rows(path: Path, text: str | Sequence[str], label: str) -> Rows:
     CSV and TSV files have no types. There, a text may be a number. Labels that are all numbers count by value: 1 and
     1.0 are one class, and 0.5 is refused. A label of nan is a missing label.
     """
-    kind = _kind(path)
-    records = _read(path, READERS[kind], wanted_columns(text, label))
-    return collect(str(path), _with_typed_labels(list(records)) if kind in (".csv", ".tsv") else records)
+    records = _read(path, READERS[_kind(path)], wanted_columns(text, label))
+    return collect(str(path), _with_typed_labels(list(records)) if _kind(path) in (".csv", ".tsv") else records)
 
 
 def collect(where: str, records: Iterable[Record]) -> Rows:

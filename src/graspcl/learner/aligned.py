@@ -50,6 +50,8 @@ class Aligned(Learner):
     Shrinkage and temperature of the discriminant are those under which each half's rows make the other half's classes
     likeliest. So the logits are calibrated.
 
+    Rows of a head that was trained before are not used: a class is known once it has a sample.
+
     Parameters are those of `Learner`; the optimiser is AdamW by default.
 
     >>> from graspcl import Buffer
