@@ -150,21 +150,21 @@ def test_demo(graspcl, demos):
     assert said.count("the table") == 2
     demos.noted.clear()
     graspcl("demo", "--streams", "groceries")
-    assert [given[4] for given in demos.noted["sweep"]] == ["groceries: 21 runs"]
+    assert [given[4] for given in demos.noted["sweep"]] == ["groceries: 5 runs"]
 
 
 def test_demo_of_texts(graspcl, demos):
     graspcl("demo", "--text")
-    assert demos.noted["sweep"][0][0] == grid(preset("intents"), DEMO, seeds="3", references="finetune,probe,slda")
+    assert demos.noted["sweep"][0][0] == grid(preset("intents"), DEMO, seeds="1", references="finetune,probe,slda")
     demos.replace("graspcl.experiment.prepare.fit_to_data", preset("intents", seed=8))
     graspcl("demo", "--text", "--data", "my.csv", "--data.text", "said", "--data.label", "meant", "--seeds", "1")
     ((given,),) = demos.noted["fit_to_data"]
     assert (given.data.path, given.data.text, given.data.label) == ("my.csv", "said", "meant")
-    assert [config.seed for config in demos.noted["sweep"][1][0]] == [0] * 7
+    assert [config.seed for config in demos.noted["sweep"][1][0]] == [0] * 5
     assert demos.noted["comparison"][1][0] == f"my.csv, {given.data.classes} classes"
 
 
-DEMO = "grasp,uniform_balanced,uniform_balanced(replace=False),uniform"
+DEMO = "grasp,uniform_balanced"
 
 
 def test_lists_of_runs(graspcl, calls, tmp_path):

@@ -12,7 +12,7 @@ import pytest
 from made_up import clusters_in
 from rich.console import Console
 
-from graspcl.cli.experiments import DEMO_POLICIES, demo
+from graspcl.cli.experiments import demo
 from graspcl.errors import GraspError
 from graspcl.experiment import RunFolder, make_workers, sweep
 from graspcl.learner import learners
@@ -23,6 +23,7 @@ from graspcl.settings import change, preset
 from graspcl.settings.grid import grid
 
 ROOT = Path(__file__).parents[2]
+POLICIES = "grasp,uniform_balanced,uniform_balanced(replace=False),uniform"
 
 
 def compare(config, folder, policy_names, learner_names="", **lists):
@@ -42,10 +43,10 @@ def summaries(paths):
 
 @pytest.fixture(scope="module")
 def demo_runs(tmp_path_factory):
-    """Two seeds of the demo's policies on made-up classes, to be read only."""
+    """Two seeds of four policies on made-up classes, to be read only."""
     place = tmp_path_factory.mktemp("demo")
     with clusters_in(place) as small:
-        return compare(small, place / "runs", DEMO_POLICIES, seeds="2")
+        return compare(small, place / "runs", POLICIES, seeds="2")
 
 
 def test_a_comparison_is_fair_and_complete(demo_runs):

@@ -6,12 +6,12 @@ import torch
 from torch.nn import functional as F
 
 from graspcl.buffer import Buffer
-from graspcl.learner import Aligned, Optimiser
+from graspcl.learner import Aligned, Optimiser, aligned
 from graspcl.learner.aligned import Movement, _half
 from graspcl.learner.moments import Moments, discriminant_rows
 from graspcl.learner.rehearsal import Batch, Rehearsal
 from graspcl.model import vector_network
-from graspcl.policy import Budget
+from graspcl.policy import Budget, UniformBalanced
 
 WIDTH, CLASSES = 6, 5
 
@@ -42,7 +42,8 @@ def test_a_class_is_known_before_any_session():
     assert (learned.predict(inputs[labels == 4]) == 4).mean() > 0.5
 
 
-def test_the_head_is_the_discriminant_of_the_features_of_all_samples_after_a_session():
+def test_the_head_is_the_discriminant_of_the_features_of_all_samples_after_a_session(monkeypatch):
+    monkeypatch.setattr(aligned, "_LATE", 1.0)  # no features of updates are used
     inputs, labels = samples()
     learned = learner()
     learned.observe(inputs, labels)
@@ -78,7 +79,9 @@ def test_each_half_trains_against_rows_that_have_not_seen_it():
     changed = inputs.clone()
     changed[half == 0] += 1.0  # half 0 is others' samples now: its own rows, solved on half 1, must not change
     other.observe(changed, labels)
-    ours, theirs = (one._solve(shrinkages=(0.1,)) for one in (learned, other))
+    for one in (learned, other):
+        one._solve(choose=False)
+    ours, theirs = learned._crossed, other._crossed
     ours, theirs = ([F.normalize(weight.flatten(), dim=0) for weight, _ in rows] for rows in (ours, theirs))
     assert torch.allclose(ours[0], theirs[0], atol=1e-5)
     assert not torch.allclose(ours[1], theirs[1], atol=1e-2)
@@ -147,3 +150,36 @@ def test_what_the_buffer_lost_still_counts():
     assert len(learned.buffer) == 40 and (first.counts + second.counts).sum() == 40
     assert torch.allclose((first + second + learned._gone).counts, torch.full((5,), 80.0).double())
     assert (first + second + learned._gone).counts.sum() == 400
+
+
+def test_features_of_late_updates_replace_a_pass_over_their_samples():
+    inputs, labels = samples()
+    learned = learner(policy=UniformBalanced(replace=False), lr=1e-9)
+    learned.observe(inputs, labels)
+    log = learned.rehearse(Budget(10, 20))
+    late = len(np.unique(log.picks[4:]))
+    assert log.costs.training_forward == 200 + (200 - late)
+    assert sum(float(half.counts.sum()) for half in learned._halves) == 200
+    exact = Moments(learned.network.head.features).add(features(learned, inputs), torch.from_numpy(labels))
+    first, second = learned._halves  # nothing moved, so the sums are exact
+    assert torch.allclose((first + second).sums, exact.sums, rtol=1e-5)
+    assert torch.allclose((first + second).second, exact.second, rtol=1e-5)
+
+
+def test_a_sample_that_is_drawn_twice_late_counts_once():
+    inputs, labels = samples(40)
+    learned = learner(policy="uniform")
+    learned.observe(inputs, labels)
+    learned.rehearse(Budget(20, 16))
+    assert sum(float(half.counts.sum()) for half in learned._halves) == 40
+
+
+def test_the_head_of_a_prediction_serves_the_session_after_it(monkeypatch):
+    inputs, labels = samples()
+    learned = learner()
+    learned.observe(inputs, labels)
+    learned.predict(inputs)
+    rows = [weight.clone() for weight, _ in learned._crossed]
+    monkeypatch.setattr(learned, "_solve", lambda: pytest.fail("the head was solved again"))
+    learned.begin_session()
+    assert all(torch.equal(weight, before) for (weight, _), before in zip(learned._crossed, rows, strict=True))

@@ -27,7 +27,7 @@ from graspcl.settings.presets import about, names
 from graspcl.settings.read import all_settings, flatten, settled
 from graspcl.settings.rules import registries
 
-DEMO_POLICIES = "grasp,uniform_balanced,uniform_balanced(replace=False),uniform"
+DEMO_POLICIES = "grasp,uniform_balanced"
 DemoStreams = Annotated[tuple[Literal["listings", "groceries"], ...], Parameter(negative=())]
 Hidden = Annotated[str, Parameter(show_default=False)]  # the help explains the default
 
@@ -39,7 +39,7 @@ def demo(
     data: str | None = None,
     text_column: Annotated[str, Parameter(name="--data.text")] = "text",
     label_column: Annotated[str, Parameter(name="--data.label")] = "label",
-    seeds: AtLeastOne = 3,
+    seeds: AtLeastOne = 1,
     policies: Hidden = DEMO_POLICIES,
     workers: Workers = None,
     out: Path = Path("runs"),
@@ -64,9 +64,9 @@ def demo(
     label_column
         Column of the labels in --data.
     seeds
-        Runs per policy; each seed has its own class order, weights and draws.
+        Runs per policy, for intervals beside the means; each seed has its own class order, weights and draws.
     policies
-        Comma-separated names; by default grasp and three kinds of uniform rehearsal.
+        Comma-separated names; by default grasp and uniform_balanced.
     out
         Folder below which these runs get a folder of their own.
     """

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,9 @@ from graspcl.policy import Costs
 Judged = tuple[Tensor, Tensor]  # rows of the head [n] and features [n, D]
 
 _CHUNK = 512  # samples per forward pass
-_JUDGES = 1024  # samples of each half at most on which shrinkage and temperature are chosen
+_JUDGES = 256  # samples of each half at most on which shrinkage and temperature are chosen
+_PAIRS = 2048  # samples at most from which the movement of features is predicted
+_LATE = 0.4  # share of a session after which features of an update count as those of its end
 _SHRINKAGES = (1e-3, 1e-2, 0.1, 0.3, 0.6, 0.9)
 _PRIOR = 1.0  # strength of the regression that predicts how features have moved, relative to their variance
 _TEMPERATURES = tuple(10 ** (step / 6) for step in range(-18, 7))
@@ -43,9 +45,10 @@ class Aligned(Learner):
     2. A session rehearses the plastic part against fixed rows. They are cross-fitted: samples are in two halves, and
        each half trains against the rows of the other. Rows solved on the samples they train have almost no loss where
        a class has few of them, and nothing would be learned.
-    3. After the session the sums are computed again, with the features as they are now. For samples that the buffer no
-       longer holds they are predicted: a linear map from the features of the network as it came, whose sums are exact
-       for all samples ever seen, to those of today. It is fitted on the stored samples.
+    3. After the session the sums are those of the features as they are now. What updates compute late in a session
+       counts as such, for the network hardly changes afterwards; the other samples pass through it once more. For
+       samples that the buffer no longer holds, the sums are predicted: a linear map from the features of the network
+       as it came, whose sums are exact for all samples ever seen, to those of today. It is fitted on stored samples.
 
     Shrinkage and temperature of the discriminant are those under which each half's rows make the other half's classes
     likeliest. So the logits are calibrated.
@@ -76,9 +79,12 @@ class Aligned(Learner):
         self._halves = [self._no_moments(), self._no_moments()]  # of all samples that are stored or new
         self._gone = self._no_moments()  # predicted, of samples that are neither
         self._seen = self._no_moments()  # of all samples, in the original features; nothing where nothing can be gone
-        self._crossed: list[Rows] = []  # during a session, the rows against which each half trains
-        self._shrinkage = _SHRINKAGES[-1]
+        self._crossed: list[Rows] = []  # the rows against which each half trains in the next session
+        self._shrinkage = len(_SHRINKAGES) // 2  # its place
         self._stale = False  # whether the head misses samples
+        # Within a session, the sums that will replace those of the halves, and which slots they contain.
+        self._now: list[Moments] = []
+        self._measured = np.zeros(0, bool)
 
     def _no_moments(self) -> Moments:
         return Moments(self.network.head.features, device=self.device)
@@ -88,14 +94,9 @@ class Aligned(Learner):
         """Whether the buffer can lose samples."""
         return not self.buffer.unbounded
 
-    @property
-    def _has_forgotten(self) -> bool:
-        """Whether the buffer has lost samples."""
-        return self._forgets and bool(self._seen.counts.sum() > len(self.buffer))
-
     def learn_online(self, outputs: Outputs, targets: Tensor) -> None:
         births = self.buffer.seen - len(targets) + np.arange(len(targets))
-        self._add(outputs.features, targets, births)
+        _add(self._halves, outputs.features, targets, births)
         self._stale = True
 
     def observe_codes(self, codes: Codes, labels: Any, ids: Any | None = None) -> None:
@@ -105,11 +106,6 @@ class Aligned(Learner):
             for begin in range(0, len(targets), _CHUNK):
                 part = slice(begin, begin + _CHUNK)
                 self._seen.add(self._originally(self.buffer.decode(codes[part], self.device)), targets[part])
-
-    def _add(self, features: Tensor, targets: Tensor, births: Array) -> None:
-        half = torch.from_numpy(_half(births)).to(self.device)
-        for number, moments in enumerate(self._halves):
-            moments.add(features[half == number], targets[half == number])
 
     def _originally(self, inputs: Tensor) -> Tensor:
         with torch.no_grad(), self.network.execution.autocast():
@@ -122,42 +118,62 @@ class Aligned(Learner):
         return super().outputs(samples, part, coded)
 
     def begin_session(self) -> None:
-        self._crossed = self._solve()
+        if self._stale or not self._crossed:
+            self._solve()
+        self._now, self._measured = [self._no_moments(), self._no_moments()], np.zeros(len(self.buffer), bool)
 
     def loss(self, batch: Batch) -> Tensor:
+        features = batch.outputs.features
+        if batch.progress >= _LATE:
+            _, first = np.unique(batch.slots, return_index=True)
+            self._measure(batch.slots, batch.targets, features.detach(), first[~self._measured[batch.slots[first]]])
         half = torch.from_numpy(_half(self.buffer.births[batch.slots])).to(self.device)
-        first, second = (F.linear(batch.outputs.features, *rows) for rows in self._crossed)
-        return F.cross_entropy(torch.where(half[:, None] == 0, first, second), batch.targets)
+        own, other = (F.linear(features, *rows) for rows in self._crossed)
+        return F.cross_entropy(torch.where(half[:, None] == 0, own, other), batch.targets)
+
+    def _measure(self, slots: Array, targets: Tensor, features: Tensor, places: Array) -> None:
+        """Add those samples of a batch that are at these `places` to the sums of the features as they are now."""
+        at = torch.from_numpy(places).to(self.device)
+        _add(self._now, features[at], targets[at], self.buffer.births[slots[places]])
+        self._measured[slots[places]] = True
 
     def end_session(self, costs: Costs) -> None:
-        super().end_session(costs)
-        self._crossed = []
         if costs.updates:
-            # The shrinkage stays: the samples have been trained, and can no longer judge it.
-            self._solve((self._shrinkage,), self._measure_again())
-            costs.training_forward += len(self.buffer) * (1 + self._has_forgotten)
+            # Before the buffer shrinks to its capacity, so that the sums are of all samples that took part.
+            costs.training_forward += self._measure_rest()
+        super().end_session(costs)
+        if costs.updates:
+            self._solve(choose=False)  # the samples have been trained, and can no longer judge the shrinkage
         elif self._stale:
             self._solve()
+        self._now, self._measured, self._crossed = [], np.zeros(0, bool), []
 
-    def _measure_again(self) -> list[Judged]:
-        """Compute the moments with the network as it is now; return the judges of each half."""
-        buffer = self.buffer
-        self._halves = [self._no_moments(), self._no_moments()]
-        stored, moved = self._no_moments(), Movement(self.network.head.features, self.device)
-        judges, judged = self._judges(), []
-        for begin in range(0, len(buffer), _CHUNK):
-            slots = np.arange(begin, min(begin + _CHUNK, len(buffer)))
+    def _measure_rest(self) -> int:
+        """Compute the sums with the features as they are now; return the number of forward passes."""
+        rest = np.flatnonzero(~self._measured)
+        lost = self._lost()
+        pairs = _spread(rest, _PAIRS if lost is not None else 0)
+        moved = Movement(self.network.head.features, self.device)
+        for begin in range(0, len(rest), _CHUNK):
+            slots = rest[begin : begin + _CHUNK]
             inputs, targets, features = self._features(slots)
-            self._add(features, targets, buffer.births[slots])
-            here = [torch.from_numpy(np.flatnonzero(np.isin(slots, half))).to(self.device) for half in judges]
-            judged.append([(targets[rows], features[rows]) for rows in here])
-            if self._has_forgotten:
-                before = self._originally(inputs)
-                stored.add(before, targets)
-                moved.add(before, features)
-        self._gone = moved.carry(self._seen - stored) if self._has_forgotten else self._no_moments()
-        parts = [zip(*(chunk[half] for chunk in judged), strict=True) for half in (0, 1)]
-        return [(torch.cat(targets), torch.cat(features)) for targets, features in parts]
+            self._measure(slots, targets, features, np.arange(len(slots)))
+            paired = torch.from_numpy(np.isin(slots, pairs)).to(self.device)
+            if paired.any():
+                moved.add(self._originally(inputs[paired]), features[paired])
+        self._halves = self._now
+        if lost is not None and len(pairs):
+            self._gone = moved.carry(self._seen.with_counts(lost))
+        return len(rest) + len(pairs)
+
+    def _lost(self) -> Tensor | None:
+        """Return how many samples of each class [K] the buffer no longer holds; None if it holds all."""
+        if not self._forgets:
+            return None
+        rows = self.rows(torch.from_numpy(self.buffer.labels.astype(np.int64)).to(self.device))
+        stored = torch.bincount(rows, minlength=len(self._seen.counts))
+        lost = (self._seen.counts - stored).clamp_min(0)
+        return lost if lost.any() else None
 
     def _features(self, slots: Array) -> tuple[Tensor, Tensor, Tensor]:
         """Return the inputs, the rows of the head and the features of stored samples."""
@@ -166,55 +182,69 @@ class Aligned(Learner):
             features = self.network.eval()(inputs).features
         return inputs, self.rows(labels), features
 
-    def _judges(self) -> list[Array]:
-        """Return the slots of some samples of each half, on which shrinkage and temperature are chosen."""
+    def _judges(self) -> list[Judged]:
+        """Return some stored samples of each half, on which shrinkage and temperature are chosen."""
         halves = _half(self.buffer.births)
-        return [_spread(np.flatnonzero(halves == number), _JUDGES) for number in (0, 1)]
+        slots = (_spread(np.flatnonzero(halves == number), _JUDGES) for number in (0, 1))
+        return [self._features(half)[1:] for half in slots]
 
-    def _solve(self, shrinkages: Sequence[float] = _SHRINKAGES, judged: list[Judged] | None = None) -> list[Rows]:
-        """Solve the head with all samples; return the rows against which each half trains."""
-        if judged is None:
-            judged = [self._features(slots)[1:] for slots in self._judges()]
+    def _solve(self, choose: bool = True) -> None:
+        """Solve the head with all samples, and the rows against which each half trains.
+
+        Shrinkage and temperature are those under which rows of the others make the judges likeliest; without `choose`
+        the shrinkage stays.
+        """
         for moments in (*self._halves, self._gone):
             moments.grow(len(self.classes))
         first, second = self._halves
         others = [second + self._gone, first + self._gone]  # what half 0 and half 1 do not train
-        # Choose the shrinkage and the temperature under which rows of the others make the judges likeliest.
-        tried = {shrinkage: [discriminant_rows(moments, shrinkage) for moments in others] for shrinkage in shrinkages}
-        found = {shrinkage: _calibrated(rows, judged, others) for shrinkage, rows in tried.items()}
-        self._shrinkage = min(found, key=lambda shrinkage: found[shrinkage])
-        temperature = found[self._shrinkage][1]
-        weight, bias = _scaled(discriminant_rows(first + others[0], self._shrinkage), temperature)
+        judged = self._judges()
+        tried: dict[int, tuple[float, float, list[Rows]]] = {}  # by the place of the shrinkage
+
+        def surprise(place: int) -> float:
+            if place not in tried:
+                rows = [discriminant_rows(moments, _SHRINKAGES[place]) for moments in others]
+                tried[place] = (*_calibrated(rows, judged, others), rows)
+            return tried[place][0]
+
+        best = lowest(surprise, len(_SHRINKAGES), self._shrinkage) if choose else self._shrinkage
+        surprise(best)
+        self._shrinkage, (_, temperature, crossed) = best, tried[best]
+        weight, bias = _scaled(discriminant_rows(first + others[0], _SHRINKAGES[best]), temperature)
         with torch.no_grad():
             self.network.head.weight.copy_(weight)
             self.network.head.bias.copy_(bias)
-        self._stale = False
-        crossed = []
-        for rows, moments in zip(tried[self._shrinkage], others, strict=True):
+        self._stale, self._crossed = False, []
+        for rows, moments in zip(crossed, others, strict=True):
             # A class without samples in the other half is an exception: it trains against the rows of all samples.
             known, (own, shift) = moments.counts > 0, _scaled(rows, temperature)
-            crossed.append((torch.where(known[:, None], own, weight), torch.where(known, shift, bias)))
-        return crossed
+            self._crossed.append((torch.where(known[:, None], own, weight), torch.where(known, shift, bias)))
 
     def extra_state(self) -> dict[str, Any]:
-        moments = {"first": self._halves[0], "second": self._halves[1], "gone": self._gone, "seen": self._seen}
         crossed = {str(half): {"weight": w.clone(), "bias": b.clone()} for half, (w, b) in enumerate(self._crossed)}
-        original = {name: value.clone() for name, value in self._original.state_dict().items()}
-        sums = {name: one.state_dict() for name, one in moments.items()}
         return {
-            "original": original,
-            "moments": sums,
+            "original": {name: value.clone() for name, value in self._original.state_dict().items()},
+            "moments": {name: moments.state_dict() for name, moments in self._moments.items()},
+            "measured": self._measured.copy(),
             "crossed": crossed,
             "stale": self._stale,
             "shrinkage": self._shrinkage,
         }
 
+    @property
+    def _moments(self) -> dict[str, Moments]:
+        first, second = self._halves
+        found = {"first": first, "second": second, "gone": self._gone, "seen": self._seen}
+        return found | {f"now {half}": moments for half, moments in enumerate(self._now)}
+
     def load_extra_state(self, state: dict[str, Any]) -> None:
         self._original.load_state_dict(state["original"])
-        first, second, self._gone, self._seen = (self._no_moments() for _ in range(4))
-        for name, one in {"first": first, "second": second, "gone": self._gone, "seen": self._seen}.items():
-            one.load_state_dict(state["moments"][name])
-        self._halves = [first, second]
+        loaded = {name: self._no_moments() for name in state["moments"]}
+        for name, moments in loaded.items():
+            moments.load_state_dict(state["moments"][name])
+        self._halves, self._gone, self._seen = [loaded["first"], loaded["second"]], loaded["gone"], loaded["seen"]
+        self._now = [loaded[name] for name in ("now 0", "now 1") if name in loaded]
+        self._measured = np.array(state["measured"], bool)
         self._crossed = [
             (
                 torch.as_tensor(rows["weight"]).to(self.device).clone(),
@@ -222,7 +252,13 @@ class Aligned(Learner):
             )
             for rows in state["crossed"].values()
         ]
-        self._stale, self._shrinkage = bool(state["stale"]), float(state["shrinkage"])
+        self._stale, self._shrinkage = bool(state["stale"]), int(state["shrinkage"])
+
+
+def _add(halves: list[Moments], features: Tensor, targets: Tensor, births: Array) -> None:
+    half = torch.from_numpy(_half(births)).to(features.device)
+    for number, moments in enumerate(halves):
+        moments.add(features[half == number], targets[half == number])
 
 
 def _half(births: Array) -> Array:
@@ -236,6 +272,18 @@ def _half(births: Array) -> Array:
 def _spread(slots: Array, number: int) -> Array:
     """Return `number` of the `slots`, at equal distances, or all of them."""
     return slots[np.linspace(0, len(slots) - 1, min(number, len(slots))).astype(np.int64)]
+
+
+def lowest(height: Callable[[int], float], number: int, start: int) -> int:
+    """Return where the values `height` [number] have a minimum, going downhill from `start`.
+
+    >>> lowest([5.0, 3.0, 2.0, 4.0].__getitem__, 4, start=0)
+    2
+    """
+    place = start
+    while (best := min(range(max(0, place - 1), min(number, place + 2)), key=height)) != place:
+        place = best
+    return place
 
 
 def _calibrated(rows: list[Rows], judged: list[Judged], others: list[Moments]) -> tuple[float, float]:

@@ -42,6 +42,7 @@ class Batch(NamedTuple):
     slots: Array  # [n], where the samples are in the buffer
     outputs: Outputs  # embedding, features and logits
     new: torch.Tensor  # bool [n], which samples arrived since the last session
+    progress: float = 0.0  # the share of the session's updates that were made before this one
 
     @property
     def logits(self) -> torch.Tensor:
@@ -149,7 +150,8 @@ class Rehearsal:
         if not learner.network.training:
             learner.network.train()  # walks over all its modules
         new = torch.from_numpy(learner.buffer.births[slots] >= learner.buffer.since).to(learner.device)
-        batch = Batch(inputs, learner.rows(labels), slots, learner.network(inputs), new)
+        progress = self.updates / self.budget.updates
+        batch = Batch(inputs, learner.rows(labels), slots, learner.network(inputs), new, progress)
         loss = learner.loss(batch)
         seen = self._seen(batch) if self._rule_before or self._informs_policy else None
         if seen is not None and self._rule_before:
