@@ -71,6 +71,7 @@ TINY = {
     "insert": {"capacity": 200, "insertions": 60, "batch": 20},
     "decode": {"batch": 4, "side": 8, "channels": 16},
     "session": {"updates": 4, "stored": 40},
+    "heads": {"stored": 40, "classes": 4},
     "policies": {"stored": 512, "few": 32},
 }
 

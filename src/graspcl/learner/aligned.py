@@ -29,9 +29,9 @@ from graspcl.policy import Costs
 Judged = tuple[Tensor, Tensor]  # rows of the head [n] and features [n, D]
 
 _CHUNK = 512  # samples per forward pass
+_TOGETHER = 2048  # samples that are added to the sums at a time
 _JUDGES = 256  # samples of each half at most on which shrinkage and temperature are chosen
-_PAIRS = 2048  # samples at most from which the movement of features is predicted
-_LATE = 0.4  # share of a session after which features of an update count as those of its end
+_LATE = 1 / 3  # share of a session after which features of an update count as those of its end
 _SHRINKAGES = (1e-3, 1e-2, 0.1, 0.3, 0.6, 0.9)
 _PRIOR = 1.0  # strength of the regression that predicts how features have moved, relative to their variance
 _TEMPERATURES = tuple(10 ** (step / 6) for step in range(-18, 7))
@@ -48,7 +48,8 @@ class Aligned(Learner):
     3. After the session the sums are those of the features as they are now. What updates compute late in a session
        counts as such, for the network hardly changes afterwards; the other samples pass through it once more. For
        samples that the buffer no longer holds, the sums are predicted: a linear map from the features of the network
-       as it came, whose sums are exact for all samples ever seen, to those of today. It is fitted on stored samples.
+       as it came, whose sums are exact for all samples ever seen, to those of today. It is fitted on the stored
+       samples, which then all pass through both networks.
 
     Shrinkage and temperature of the discriminant are those under which each half's rows make the other half's classes
     likeliest. So the logits are calibrated.
@@ -82,9 +83,7 @@ class Aligned(Learner):
         self._crossed: list[Rows] = []  # the rows against which each half trains in the next session
         self._shrinkage = len(_SHRINKAGES) // 2  # its place
         self._stale = False  # whether the head misses samples
-        # Within a session, the sums that will replace those of the halves, and which slots they contain.
-        self._now: list[Moments] = []
-        self._measured = np.zeros(0, bool)
+        self._now: _Measured | None = None  # within a session, what will replace the halves
 
     def _no_moments(self) -> Moments:
         return Moments(self.network.head.features, device=self.device)
@@ -93,6 +92,11 @@ class Aligned(Learner):
     def _forgets(self) -> bool:
         """Whether the buffer can lose samples."""
         return not self.buffer.unbounded
+
+    @property
+    def _has_forgotten(self) -> bool:
+        """Whether the buffer has lost samples."""
+        return self._forgets and bool(self._seen.counts.sum() > len(self.buffer))
 
     def learn_online(self, outputs: Outputs, targets: Tensor) -> None:
         births = self.buffer.seen - len(targets) + np.arange(len(targets))
@@ -120,22 +124,15 @@ class Aligned(Learner):
     def begin_session(self) -> None:
         if self._stale or not self._crossed:
             self._solve()
-        self._now, self._measured = [self._no_moments(), self._no_moments()], np.zeros(len(self.buffer), bool)
+        self._now = _Measured(self._no_moments(), self._no_moments(), len(self.buffer))
 
     def loss(self, batch: Batch) -> Tensor:
-        features = batch.outputs.features
-        if batch.progress >= _LATE:
-            _, first = np.unique(batch.slots, return_index=True)
-            self._measure(batch.slots, batch.targets, features.detach(), first[~self._measured[batch.slots[first]]])
-        half = torch.from_numpy(_half(self.buffer.births[batch.slots])).to(self.device)
-        own, other = (F.linear(features, *rows) for rows in self._crossed)
-        return F.cross_entropy(torch.where(half[:, None] == 0, own, other), batch.targets)
-
-    def _measure(self, slots: Array, targets: Tensor, features: Tensor, places: Array) -> None:
-        """Add those samples of a batch that are at these `places` to the sums of the features as they are now."""
-        at = torch.from_numpy(places).to(self.device)
-        _add(self._now, features[at], targets[at], self.buffer.births[slots[places]])
-        self._measured[slots[places]] = True
+        features, births = batch.outputs.features, self.buffer.births[batch.slots]
+        if self._now is not None and batch.progress >= _LATE and not self._has_forgotten:
+            self._now.add(batch.slots, features.detach(), batch.targets, births)
+        half = torch.from_numpy(_half(births)).to(self.device)
+        first, second = (F.linear(features, *rows) for rows in self._crossed)
+        return F.cross_entropy(torch.where(half[:, None] == 0, first, second), batch.targets)
 
     def end_session(self, costs: Costs) -> None:
         if costs.updates:
@@ -146,34 +143,26 @@ class Aligned(Learner):
             self._solve(choose=False)  # the samples have been trained, and can no longer judge the shrinkage
         elif self._stale:
             self._solve()
-        self._now, self._measured, self._crossed = [], np.zeros(0, bool), []
+        self._now, self._crossed = None, []
 
     def _measure_rest(self) -> int:
         """Compute the sums with the features as they are now; return the number of forward passes."""
-        rest = np.flatnonzero(~self._measured)
-        lost = self._lost()
-        pairs = _spread(rest, _PAIRS if lost is not None else 0)
+        now = self._now or _Measured(self._no_moments(), self._no_moments(), len(self.buffer))
+        rest = np.flatnonzero(~now.measured)
+        forgotten, stored = self._has_forgotten, self._no_moments()
         moved = Movement(self.network.head.features, self.device)
         for begin in range(0, len(rest), _CHUNK):
             slots = rest[begin : begin + _CHUNK]
             inputs, targets, features = self._features(slots)
-            self._measure(slots, targets, features, np.arange(len(slots)))
-            paired = torch.from_numpy(np.isin(slots, pairs)).to(self.device)
-            if paired.any():
-                moved.add(self._originally(inputs[paired]), features[paired])
-        self._halves = self._now
-        if lost is not None and len(pairs):
-            self._gone = moved.carry(self._seen.with_counts(lost))
-        return len(rest) + len(pairs)
-
-    def _lost(self) -> Tensor | None:
-        """Return how many samples of each class [K] the buffer no longer holds; None if it holds all."""
-        if not self._forgets:
-            return None
-        rows = self.rows(torch.from_numpy(self.buffer.labels.astype(np.int64)).to(self.device))
-        stored = torch.bincount(rows, minlength=len(self._seen.counts))
-        lost = (self._seen.counts - stored).clamp_min(0)
-        return lost if lost.any() else None
+            now.add(slots, features, targets, self.buffer.births[slots])
+            if forgotten:
+                before = self._originally(inputs)
+                stored.add(before, targets)
+                moved.add(before, features)
+        self._halves = now.finish()
+        if forgotten:
+            self._gone = moved.carry(self._seen - stored)
+        return len(rest) * (1 + forgotten)
 
     def _features(self, slots: Array) -> tuple[Tensor, Tensor, Tensor]:
         """Return the inputs, the rows of the head and the features of stored samples."""
@@ -221,30 +210,25 @@ class Aligned(Learner):
             self._crossed.append((torch.where(known[:, None], own, weight), torch.where(known, shift, bias)))
 
     def extra_state(self) -> dict[str, Any]:
-        crossed = {str(half): {"weight": w.clone(), "bias": b.clone()} for half, (w, b) in enumerate(self._crossed)}
+        moments = {"first": self._halves[0], "second": self._halves[1], "gone": self._gone, "seen": self._seen}
         return {
             "original": {name: value.clone() for name, value in self._original.state_dict().items()},
-            "moments": {name: moments.state_dict() for name, moments in self._moments.items()},
-            "measured": self._measured.copy(),
-            "crossed": crossed,
+            "moments": {name: one.state_dict() for name, one in moments.items()},
+            "now": {} if self._now is None else self._now.state_dict(),
+            "crossed": {str(n): {"weight": w.clone(), "bias": b.clone()} for n, (w, b) in enumerate(self._crossed)},
             "stale": self._stale,
             "shrinkage": self._shrinkage,
         }
 
-    @property
-    def _moments(self) -> dict[str, Moments]:
-        first, second = self._halves
-        found = {"first": first, "second": second, "gone": self._gone, "seen": self._seen}
-        return found | {f"now {half}": moments for half, moments in enumerate(self._now)}
-
     def load_extra_state(self, state: dict[str, Any]) -> None:
         self._original.load_state_dict(state["original"])
-        loaded = {name: self._no_moments() for name in state["moments"]}
-        for name, moments in loaded.items():
-            moments.load_state_dict(state["moments"][name])
-        self._halves, self._gone, self._seen = [loaded["first"], loaded["second"]], loaded["gone"], loaded["seen"]
-        self._now = [loaded[name] for name in ("now 0", "now 1") if name in loaded]
-        self._measured = np.array(state["measured"], bool)
+        first, second, self._gone, self._seen = (self._no_moments() for _ in range(4))
+        for name, one in {"first": first, "second": second, "gone": self._gone, "seen": self._seen}.items():
+            one.load_state_dict(state["moments"][name])
+        self._halves, self._now = [first, second], None
+        if state["now"]:
+            self._now = _Measured(self._no_moments(), self._no_moments(), 0)
+            self._now.load_state_dict(state["now"])
         self._crossed = [
             (
                 torch.as_tensor(rows["weight"]).to(self.device).clone(),
@@ -253,6 +237,49 @@ class Aligned(Learner):
             for rows in state["crossed"].values()
         ]
         self._stale, self._shrinkage = bool(state["stale"]), int(state["shrinkage"])
+
+
+class _Measured:
+    """The sums of each half's features as they are now, of the stored samples measured so far."""
+
+    def __init__(self, first: Moments, second: Moments, stored: int) -> None:
+        self.measured = np.zeros(stored, bool)  # by slot
+        self._halves = [first, second]
+        # Samples that are not yet in the sums: adding a few costs almost as much as adding many.
+        device = first.sums.device
+        self._features = torch.zeros(0, first.sums.shape[1], device=device)
+        self._targets, self._births = torch.zeros(0, dtype=torch.int64, device=device), np.zeros(0, np.int64)
+
+    def add(self, slots: Array, features: Tensor, targets: Tensor, births: Array) -> None:
+        """Add samples that are not measured yet, each once."""
+        slots, places = np.unique(slots, return_index=True)
+        places = places[~self.measured[slots]]
+        self.measured[slots] = True
+        new = torch.from_numpy(places).to(features.device)
+        self._features = torch.cat([self._features, features[new]])
+        self._targets = torch.cat([self._targets, targets[new]])
+        self._births = np.concatenate([self._births, births[places]])
+        if len(self._births) >= _TOGETHER:
+            self.finish()
+
+    def finish(self) -> list[Moments]:
+        """Return the sums of each half."""
+        _add(self._halves, self._features, self._targets, self._births)
+        self._features, self._targets, self._births = self._features[:0], self._targets[:0], self._births[:0]
+        return self._halves
+
+    def state_dict(self) -> dict[str, Any]:
+        waiting = {"features": self._features.clone(), "targets": self._targets.clone(), "births": self._births}
+        halves = {str(half): moments.state_dict() for half, moments in enumerate(self._halves)}
+        return {"measured": self.measured.copy(), "halves": halves, "waiting": waiting}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.measured, waiting = np.array(state["measured"], bool), state["waiting"]
+        for half, moments in enumerate(self._halves):
+            moments.load_state_dict(state["halves"][str(half)])
+        self._features = torch.as_tensor(waiting["features"]).to(self._features)
+        self._targets = torch.as_tensor(waiting["targets"]).to(self._targets)
+        self._births = np.array(waiting["births"], np.int64)
 
 
 def _add(halves: list[Moments], features: Tensor, targets: Tensor, births: Array) -> None:

@@ -62,6 +62,15 @@ class Moments:
             total.second += part.second
         return total
 
+    def __sub__(self, other: Moments) -> Moments:
+        """Return the moments without those of some of the same samples."""
+        rest = self + Moments(self.sums.shape[1], device=self.sums.device, second=bool(len(self.second)))
+        known = len(other.counts)
+        rest.counts[:known] -= other.counts
+        rest.sums[:known] -= other.sums
+        rest.second -= other.second
+        return rest
+
     @property
     def means(self) -> torch.Tensor:
         """The class means [K, D]; zero for a class without samples."""
@@ -75,14 +84,11 @@ class Moments:
 
     def balanced(self) -> Moments:
         """Return the moments in which every class weighs the same, if all share the covariance within classes."""
-        there = self.counts > 0
-        return self.with_counts(there * (self.counts.sum() / there.sum().clamp_min(1)))
-
-    def with_counts(self, counts: torch.Tensor) -> Moments:
-        """Return the moments of `counts` [K] samples alike, if all classes share the covariance within classes."""
+        number, means, there = self.counts.sum(), self.means, self.counts > 0
         found = Moments(self.sums.shape[1], device=self.sums.device, second=False)
-        found.counts, found.sums = counts, self.means * counts[:, None]
-        found.second = counts.sum() * self.within + found.sums.T @ self.means
+        found.counts = there * (number / there.sum().clamp_min(1))
+        found.sums = means * found.counts[:, None]
+        found.second = number * self.within + found.sums.T @ means
         return found
 
     @property
