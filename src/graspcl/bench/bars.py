@@ -188,13 +188,13 @@ def session(updates: int = 100, stored: int = 4096, images: int = 64, rounds: in
 def heads(stored: int = 4096, classes: int = 60, rounds: int = 3) -> Iterator[Bar]:
     """Sessions of one pass with the default learner, against the same updates without solving heads.
 
-    The network is EfficientNet-Lite0 behind block 10, for photos of 64 x 64 pixels.
+    The network is EfficientNet-Lite0 behind block 7, for photos of 64 x 64 pixels.
     """
-    latents = torch.randn(stored, 112, 4, 4, generator=torch.Generator().manual_seed(0)).relu()
+    latents = torch.randn(stored, 80, 4, 4, generator=torch.Generator().manual_seed(0)).relu()
     budget = Budget(stored // 32, batch_size=32)
 
     def sessions(kind: type[Learner]) -> Callable[[], object]:
-        network = efficientnet_lite0(dropout=0.0, generator=torch.Generator().manual_seed(0), pretrained=False)
+        network = efficientnet_lite0(7, dropout=0.0, generator=torch.Generator().manual_seed(0), pretrained=False)
         policy = policies.create("uniform_balanced", replace=False)
         learner = kind(network, Buffer(), policy, Aligned.optimiser_by_default)
         learner.observe_codes(latents, torch.arange(stored) % classes)
