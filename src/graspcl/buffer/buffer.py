@@ -11,17 +11,18 @@ import numpy as np
 from graspcl.buffer.capacity import METADATA_BYTES, capacity_in_samples, parse_bytes
 from graspcl.buffer.class_index import ClassIndex
 from graspcl.buffer.columns import (
+    OWN,
     Columns,
     Storage,
+    check_columns,
     code_array,
     column_arrays,
     finite_tensor,
     integer_array,
     label_array,
-    pack,
-    unpack,
 )
 from graspcl.buffer.maintenance import LargestClassRule, Maintenance, last_owner, rules
+from graspcl.buffer.sequences import Sequences, is_cut, pack, unpack
 from graspcl.checks import Array
 from graspcl.errors import GraspError, nearest
 from graspcl.random import restore_rng, rng_state
@@ -32,10 +33,7 @@ if TYPE_CHECKING:
     from graspcl.codec import Codec
 
 Values: TypeAlias = Mapping[str, Any]  # of columns, by name
-Codes: TypeAlias = "torch.Tensor | Array"  # objects, if the codec is ragged
-
-# Kept of every sample beside its code and the user's columns.
-OWN: Columns = {"labels": ((), np.int32), "ids": ((), np.int64), "births": ((), np.int64)}
+Codes: TypeAlias = "torch.Tensor | Array"  # objects, if the buffer or its codec is ragged
 
 
 class Placed(NamedTuple):
@@ -56,6 +54,7 @@ class Buffer:
         columns: named values per sample, as name -> (shape, dtype).
         storage: "ram", or a folder for memory-mapped .npy files.
         rng: a generator or a seed that decides what is evicted.
+        padding: `network.padding`: latents [n, C, L] are stored without the padding at their end, in memory only.
 
     >>> buffer = Buffer(capacity=3, columns={"loss": ((), np.float32)})
     >>> placed = buffer.insert(np.eye(4, dtype=np.float32), labels=[0, 0, 0, 1])
@@ -71,6 +70,7 @@ class Buffer:
         columns: Columns | None = None,
         storage: str | Path = "ram",
         rng: np.random.Generator | int = 0,
+        padding: torch.Tensor | None = None,
     ) -> None:
         if isinstance(codec, str):
             raise GraspError(f"the buffer takes a codec, not its name: graspcl.codec.codecs.create({codec!r})")
@@ -87,14 +87,18 @@ class Buffer:
         self._limit = parse_bytes(capacity) if isinstance(capacity, str) else None  # in bytes
         # Number of samples that fit. If given in bytes, it is known from the first insertion on.
         self.capacity = None if isinstance(capacity, str) else capacity_in_samples(capacity, 0, 0)
-        self._ragged = codec is not None and codec.ragged
+        self._files = codec is not None and codec.ragged
+        self.padding, self._sequences = padding, None if padding is None else Sequences(codec, padding)
+        self.ragged = self._files or padding is not None  # codes are objects of different lengths
         self._rng = np.random.default_rng(rng)
         self._count = 0
         self._shape: tuple[int, ...] | None = None  # of one code, known from the first insertion on
         self._overfull = False
-        self._check_columns()
+        check_columns(self.columns, self.maintenance)
         if storage != "ram":
-            self._check_folder(Path(storage))
+            if self.ragged:
+                raise GraspError("codes of different lengths cannot be memory-mapped: use storage='ram'")
+            Storage.check_folder(Path(storage))
         self._storage = Storage(None if storage == "ram" else storage)
 
     # -- reading ---------------------------------------------------------------------------------------------------
@@ -152,7 +156,7 @@ class Buffer:
     @property
     def nbytes(self) -> int:
         """Bytes that count against the capacity: codes, columns and metadata of what is stored, and the codec."""
-        lengths = int(self["lengths"].sum()) if self._ragged else 0
+        lengths = int(self["lengths"].sum()) if self.ragged else 0
         return self._tables + lengths + (self._count * (self._sample_bytes + METADATA_BYTES) if self._count else 0)
 
     def fetch(self, slots: Any, device: torch.device | str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
@@ -169,22 +173,31 @@ class Buffer:
             found = f"{int(slots.min())} … {int(slots.max())}"
             raise GraspError(f"slots must be in 0 … {self._count - 1}, got {found}") from None
         codes = self._storage["codes"]
-        chosen = codes[slots.numpy()] if self._ragged else torch.from_numpy(codes).index_select(0, slots)
+        chosen = codes[slots.numpy()] if self.ragged else torch.from_numpy(codes).index_select(0, slots)
         return self.decode(chosen, device), labels
 
     def encode(self, inputs: Any) -> Codes:
         """Return the codes [n, …] of inputs [n, …], as they would be stored."""
-        inputs = inputs if self._ragged else finite_tensor(inputs)
+        inputs = inputs if self._files else finite_tensor(inputs)
         return inputs.detach().cpu() if self.codec is None else self.codec.encode(inputs)  # type: ignore[no-any-return]
 
     def decode(self, codes: Codes, device: torch.device | str = "cpu") -> torch.Tensor:
         """Return the inputs [n, …] of codes [n, …] on the device. Tensor codes are decoded there."""
         import torch
 
+        if self._sequences is not None and self._shape is not None and is_cut(codes):
+            codes = self._sequences.fill(codes, self._shape)
         if self.codec is None:
             return torch.as_tensor(codes).to(device, non_blocking=True)
-        codes = codes if self._ragged else torch.as_tensor(codes).to(device, non_blocking=True)
+        codes = codes if self._files else torch.as_tensor(codes).to(device, non_blocking=True)
         return self.codec.decode(codes).to(device, non_blocking=True)
+
+    def cut(self, codes: Array) -> dict[str, Array]:
+        """Return the columns "codes" [n, …], sequences without padding, and "lengths" in bytes if these differ."""
+        if self._sequences is not None and not is_cut(codes):
+            codes = self._sequences.cut(codes)
+        sized = self.codec if self._files else self._sequences
+        return {"codes": codes} if sized is None else {"codes": codes, "lengths": sized.lengths(codes)}
 
     def draw_seed(self) -> int:
         """Draw a seed from the buffer's own generator, for callers without a generator."""
@@ -211,8 +224,7 @@ class Buffer:
     ) -> Placed:
         """As `insert`, for a batch that is already encoded (`encode`)."""
         labels = label_array(labels)
-        stored = None if self._shape is None else self._storage["codes"]
-        codes = code_array(codes, len(labels), stored, self._ragged)
+        codes = self.checked_codes(codes, len(labels))
         births = self.seen + np.arange(len(labels))
         ids = births if ids is None else integer_array(ids, "ids")
         if len(ids) != len(labels):
@@ -222,9 +234,10 @@ class Buffer:
             return Placed(np.empty(0, np.int64), np.empty(0, np.int64))
         if self._overfull and not overflow:
             raise GraspError("the last insertion had overflow=True: call compress() before inserting without it")
-        if self.codec is not None and self._ragged:
-            extra["lengths"] = self.codec.lengths(codes)
+        shape, extra = codes.shape[1:], {**extra, **self.cut(codes)}
+        codes = extra.pop("codes")
         self._make_room(codes, extra.get("lengths"), overflow)
+        self._shape = shape
         held, self.incoming = self._count, extra
         self.maintenance.arriving(self, labels, self._rng)
         by_length = self.by_length
@@ -244,6 +257,14 @@ class Buffer:
             _, where, which = np.intersect1d(self.births, births, assume_unique=True, return_indices=True)
             slots[which] = where
         return Placed(slots, np.sort(gone[gone < held]))
+
+    def checked_codes(self, codes: Any, number: int) -> Array:
+        """Return the codes of `number` samples as an array; refuse those that do not fit what is stored."""
+        objects = self._files or (self.ragged and is_cut(codes))
+        stored = None if self._shape is None else self._storage["codes"]
+        if self._sequences is not None and self._shape is not None and not objects:
+            stored = self._sequences.fill(np.empty(0, object), self._shape)
+        return code_array(codes, number, stored, objects)
 
     def compress(self) -> Array:
         """Shrink an overfull buffer to its capacity as in `remove`; return the former slots of evicted samples."""
@@ -271,7 +292,7 @@ class Buffer:
     @property
     def by_length(self) -> bool:
         """Whether the number of samples that fit depends on their lengths: all enter first, then the rule evicts."""
-        return self._ragged and self._limit is not None
+        return self.ragged and self._limit is not None
 
     def excess_of(self, order: Array) -> int:
         """Return how many samples must go for the others to fit, if they go in the order of slots `order` [n]."""
@@ -304,7 +325,7 @@ class Buffer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that decides what the buffer holds and will do: arrays, numbers and strings only."""
-        packed = "codes" if self._ragged else None
+        packed = "codes" if self.ragged else None
         return {
             "count": self._count,
             "seen": self.seen,
@@ -316,6 +337,7 @@ class Buffer:
             "columns": {name: pack(self[name]) if name == packed else np.array(self[name]) for name in self._storage},
             "index": self.index.state_dict(),
             "maintenance": self.maintenance.state_dict(),
+            "padding": None if self._sequences is None else self._sequences.padding,
             "codec": None if self.codec is None else self.codec.state_dict(),
             "codec_kind": type(self.codec).__name__,
             "rule": repr(self.maintenance),
@@ -338,12 +360,18 @@ class Buffer:
                 hint = f"make it with the same {part}"
                 raise GraspError(f"the state is of a buffer with {part} {saved}, this one has {own}; {hint}")
         columns = dict(state["columns"])
-        if columns and (differ := {"codes", *self._declared} ^ columns.keys()):
+        padded = self.padding is not None and isinstance(columns.get("codes"), np.ndarray)  # by an earlier version
+        wanted = {"codes", *self._declared} - ({"lengths"} if padded else set())
+        if columns and (differ := wanted ^ columns.keys()):
             raise GraspError(f"the buffer and the state differ in columns: {', '.join(sorted(differ))}")
-        if columns and self._ragged:
-            columns["codes"] = unpack(columns["codes"])
         if self.codec is not None and state["codec"] is not None:
             self.codec.load_state_dict(state["codec"])
+        if self._sequences is not None:
+            self._sequences.padding = state.get("padding")
+        if padded:
+            columns |= self.cut(columns["codes"])
+        elif columns and self.ragged:
+            columns["codes"] = unpack(columns["codes"])
         self._storage = Storage(self._storage.folder, columns)
         self._count, self.seen, self._overfull = int(state["count"]), int(state["seen"]), bool(state["overfull"])
         self.since = int(state.get("since", 0))  # states of earlier versions have it in the learner
@@ -364,31 +392,15 @@ class Buffer:
     @property
     def _declared(self) -> Columns:
         """All columns but the codes."""
-        return {**OWN, **({"lengths": ((), np.int64)} if self._ragged else {}), **self.columns}
+        return {**OWN, **({"lengths": ((), np.int64)} if self.ragged else {}), **self.columns}
 
     @property
     def _tables(self) -> int:
-        return 0 if self.codec is None else self.codec.nbytes
+        return sum(part.nbytes for part in (self.codec, self._sequences) if part is not None)
 
     @property
     def _sample_bytes(self) -> int:
         return self._storage.row_bytes - sum(np.dtype(dtype).itemsize for _, dtype in OWN.values())
-
-    def _check_columns(self) -> None:
-        if clash := {"codes", "lengths", *OWN} & self.columns.keys():
-            raise GraspError(f"a column cannot be named {clash.pop()!r}: the buffer has its own column of that name")
-        if missing := sorted(self.maintenance.columns - self.columns.keys()):
-            needed = ", ".join(f"{name!r}: (shape, np.float32)" for name in missing)
-            raise GraspError(
-                f"{type(self.maintenance).__name__} needs columns that the buffer lacks; add columns={{{needed}}} with "
-                "shape () for a number and (d,) for a vector, or those of the rule's columns_for(embedding, features)"
-            )
-
-    def _check_folder(self, folder: Path) -> None:
-        if self._ragged:
-            raise GraspError(f"codec {type(self.codec).__name__} has codes of different lengths: use storage='ram'")
-        if any(folder.glob("*.npy")):
-            raise GraspError(f"{folder} already holds arrays; give the buffer an empty folder or load a state_dict()")
 
     def _make_room(self, codes: Array, lengths: Array | None, overflow: bool) -> None:
         """Make room for a batch. The first one shows how large a sample is, and so how many fit."""
@@ -404,7 +416,6 @@ class Buffer:
             self._storage.reserve(self._count + len(codes))
         else:
             self._storage.reserve(self.capacity, exactly=True)
-        self._shape = codes.shape[1:]
 
     def _fitting(self, length: int) -> int | None:
         return capacity_in_samples(self._given, self._sample_bytes + length, self._tables)
@@ -434,6 +445,6 @@ class Buffer:
         self.index.rename(source, target, self.labels[source].astype(np.int64))
         for name in self._storage:
             self._storage[name][target] = self._storage[name][source]
-        if self._ragged and self._count:
+        if self.ragged and self._count:
             self._storage["codes"][left : self._count] = None  # release the memory of evicted codes
         self._count = left

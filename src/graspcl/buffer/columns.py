@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 Columns = Mapping[str, tuple[tuple[int, ...], Any]]  # name -> (shape of one value, dtype)
 
+# Kept of every sample beside its code and the user's columns.
+OWN: Columns = {"labels": ((), np.int32), "ids": ((), np.int64), "births": ((), np.int64)}
+
 _LARGEST_LABEL = 2**24 - 1  # the class index holds arrays as long as the largest label
 
 
@@ -45,6 +48,12 @@ class Storage(dict[str, Array]):
         self.reserve(max(map(len, columns.values()), default=0), exactly=True)
         for name, value in columns.items():
             self[name][: len(value)] = value
+
+    @staticmethod
+    def check_folder(folder: Path) -> None:
+        """Refuse a folder that would be overwritten."""
+        if any(folder.glob("*.npy")):
+            raise GraspError(f"{folder} already holds arrays; give the buffer an empty folder or load a state_dict()")
 
     @property
     def rows(self) -> int:
@@ -99,28 +108,16 @@ class Storage(dict[str, Array]):
         return column
 
 
-def pack(codes: Array) -> dict[str, Array]:
-    """Turn objects [n] into plain arrays that can be saved: all bytes, the end of each code, and which are paths.
-
-    >>> codes = np.array([b"abc", "d.jpg"], dtype=object)
-    >>> pack(codes)["ends"].tolist(), unpack(pack(codes)).tolist()
-    ([3, 8], [b'abc', 'd.jpg'])
-    """
-    raw = [code if isinstance(code, bytes) else code.encode("utf-8", "surrogateescape") for code in codes]
-    return {
-        "bytes": np.frombuffer(b"".join(raw), np.uint8),
-        "ends": np.cumsum([len(code) for code in raw], dtype=np.int64),
-        "paths": np.array([isinstance(code, str) for code in codes], bool),
-    }
-
-
-def unpack(packed: dict[str, Any]) -> Array:
-    """Return the objects [n] that were given to `pack`."""
-    raw, ends = np.asarray(packed["bytes"], np.uint8).tobytes(), np.asarray(packed["ends"]).tolist()
-    codes = np.empty(len(ends), object)
-    for i, (begin, end, path) in enumerate(zip([0, *ends], ends, np.asarray(packed["paths"]).tolist(), strict=False)):
-        codes[i] = raw[begin:end].decode("utf-8", "surrogateescape") if path else raw[begin:end]
-    return codes
+def check_columns(columns: Columns, rule: Maintenance) -> None:
+    """Refuse columns with names of the buffer's own, or without those that the rule needs."""
+    if clash := {"codes", "lengths", *OWN} & columns.keys():
+        raise GraspError(f"a column cannot be named {clash.pop()!r}: the buffer has its own column of that name")
+    if missing := sorted(rule.columns - columns.keys()):
+        needed = ", ".join(f"{name!r}: (shape, np.float32)" for name in missing)
+        raise GraspError(
+            f"{type(rule).__name__} needs columns that the buffer lacks; add columns={{{needed}}} with "
+            "shape () for a number and (d,) for a vector, or those of the rule's columns_for(embedding, features)"
+        )
 
 
 # -- what an insertion may bring --------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from graspcl.buffer import Buffer, Codes, Maintenance
-from graspcl.buffer.columns import Columns, code_array, finite_tensor, label_array
+from graspcl.buffer.columns import Columns, finite_tensor, label_array
 from graspcl.checks import Array, checked
 from graspcl.errors import GraspError
 from graspcl.learner.optimiser import Optimiser
@@ -63,6 +63,7 @@ class Learner:
     name: ClassVar[str] = ""
     rehearses: ClassVar[bool] = True  # whether it makes updates on samples that a policy selects
     stores: ClassVar[bool] = True  # whether its buffer holds samples
+    stores_features: ClassVar[bool] = False  # whether these are features, not what the network is called with
     unbounded: ClassVar[bool] = False  # stores everything, so its buffer takes no capacity
     optimiser_by_default: ClassVar[Optimiser] = Optimiser()
     offline: bool = False  # new samples may exceed the buffer's capacity until the session ends
@@ -125,7 +126,7 @@ class Learner:
         """Like `observe`, for codes [n, …] from `encode`."""
         # The buffer would refuse these too, but only after the network had failed.
         labels = label_array(labels)
-        code_array(codes, len(labels), self.buffer["codes"] if len(self.buffer) else None, self._ragged)
+        self.buffer.checked_codes(codes, len(labels))
         outputs, values = self._outputs_of_new(codes), {}
         if outputs is not None and len(labels):  # what the maintenance rule stores; classes without a row have row -1
             row_of = {label: row for row, label in enumerate(self.classes)}
@@ -153,18 +154,19 @@ class Learner:
         rule = self.buffer.maintenance
         if type(self).learn_online is not Learner.learn_online or (rule.wanted and len(codes)):
             return Outputs(*(torch.cat(part) for part in zip(*self._forward(codes), strict=True)))
-        if self._ragged:  # an unreadable image must be refused now, not in a later session
+        if self._files:  # an unreadable image must be refused now, not in a later session
             for start in range(0, len(codes), _CHUNK):
                 self.buffer.decode(codes[start : start + _CHUNK])
         return None
 
     @property
-    def _ragged(self) -> bool:
+    def _files(self) -> bool:
+        """Whether the buffer stores image files."""
         return self.buffer.codec is not None and self.buffer.codec.ragged
 
     def encode(self, inputs: Any) -> Codes:
         """Return the codes [n, …] under which raw inputs [n, …] are stored."""
-        return self.buffer.encode(inputs if self._ragged else self.latents(inputs))
+        return self.buffer.encode(inputs if self._files else self.latents(inputs))
 
     def latents(self, inputs: Any) -> torch.Tensor:
         """Return what the plastic part reads of raw inputs [n, …], before the codec."""
@@ -227,7 +229,7 @@ class Learner:
         decoded images.
         """
         coded = self.coded
-        if self._ragged:
+        if self._files:
             coded = not isinstance(inputs, torch.Tensor)
         return self.outputs(self.encode(inputs) if coded else self.latents(inputs), "logits", coded)
 
