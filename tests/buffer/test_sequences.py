@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from graspcl.buffer import Buffer, rules
-from graspcl.codec import Codec, Encoded, Half, Identity, Int8, codecs
+from graspcl.codec import Codec, Encoded, Half, Identity, codecs
 from graspcl.errors import GraspError
-from graspcl.learner import Siesta, column_shapes, learners
-from graspcl.model import vector_network
-from graspcl.policy import Budget, policies
+from graspcl.learner import column_shapes, learners
+from graspcl.model import CosineHead, SplitNetwork, vector_network
+from graspcl.policy import Budget
 from graspcl.state import load_state, save_state
 from graspcl.testing import check_buffer
 
@@ -149,6 +149,37 @@ def test_a_state_without_padding_is_refused_by_a_buffer_that_pads() -> None:
     with pytest.raises(GraspError, match="differ in columns: lengths"):
         padded.load_state_dict(cut.state_dict())
     assert len(padded) == 1
+
+
+# -- learners and policies --------------------------------------------------------------------------------------------
+
+
+def learned(name: str, policy: str, padding: torch.Tensor | None) -> torch.Tensor:
+    """Logits of a learner that has seen two batches of texts and rehearsed after each of them."""
+    generator = torch.Generator().manual_seed(0)
+    plastic = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(WIDE * LONG, 6))
+    for weights in plastic.parameters():
+        torch.nn.init.normal_(weights, generator=generator)
+    network = SplitNetwork(torch.nn.Identity(), plastic, CosineHead(6, 0, generator=generator))
+    kind = learners.get(name)
+    buffer = Buffer(None if kind.unbounded else 20, Half(), columns=kind.columns(3), padding=padding)
+    learner = learners.create(name, network=network, buffer=buffer, policy=policy)
+    for seed in range(2):
+        learner.observe(texts(np.arange(16) % LONG + 1, seed), np.arange(16) % 3)
+        learner.rehearse(Budget(updates=2, batch_size=8))
+    return torch.cat(
+        [learner.logits(texts(LENGTHS, seed=9)), learner.outputs(learner.encode(texts(LENGTHS)), "logits")]
+    )
+
+
+@pytest.mark.parametrize("policy", ["grasp", "grad_matching", "gss", "mir", "rainbow"])
+def test_policies_choose_as_from_padded_storage(policy: str) -> None:
+    assert torch.equal(learned("siesta", policy, None), learned("siesta", policy, PADDING))
+
+
+@pytest.mark.parametrize("name", ["aligned", "derpp", "gdumb", "offline", "probe"])
+def test_learners_learn_as_from_padded_storage(name: str) -> None:
+    assert torch.equal(learned(name, "grasp", None), learned(name, "grasp", PADDING))
 
 
 # -- what is refused --------------------------------------------------------------------------------------------------
