@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import json
 import os
-import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +15,7 @@ import numpy as np
 
 from graspcl.checks import Array
 from graspcl.errors import GraspError
+from graspcl.integrity import pack_arrays, read_arrays
 from graspcl.progress import Progress, Silent
 from graspcl.state import write_whole
 
@@ -114,11 +113,11 @@ def _joined(number: int, shards: dict[int, Shard]) -> CachedRows:
 
 def _read(path: Path, number: int, progress: Progress) -> Shard | None:
     try:
-        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
-            values, kept, problems = file["values"], file["kept"], json.loads(str(file["problems"]))
+        file = read_arrays(path)
+        values, kept, problems = file["values"], file["kept"], json.loads(str(file["problems"]))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, KeyError) as error:
         progress.note(f"the cache file {path} cannot be read ({error}); computing it again")
         return None
     if len(values) != len(kept) or (len(kept) and kept.max() >= number) or len(kept) + len(problems) != number:
@@ -129,10 +128,9 @@ def _read(path: Path, number: int, progress: Progress) -> Shard | None:
 
 def _write(path: Path, shard: Shard, progress: Progress) -> None:
     values, kept, problems = shard
-    content = io.BytesIO()
-    np.savez(content, values=values, kept=kept, problems=np.array(json.dumps(problems)))
+    arrays = {"values": values, "kept": kept, "problems": np.array(json.dumps(problems))}
     try:
-        write_whole(path, lambda file: file.write(content.getvalue()))
+        write_whole(path, lambda file: file.write(pack_arrays(arrays, compress=False)))
     except OSError as error:
         progress.note(f"{path.parent} could not be written ({error.strerror}); continuing without a cache")
 

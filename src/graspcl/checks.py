@@ -71,12 +71,36 @@ NonNegative = Annotated[float, Range(0)]
 Share = Annotated[float, Range(0, 1)]
 Count = Annotated[int, Range(1)]  # a whole number of at least 1
 Natural = Annotated[int, Range(0)]  # a whole number of at least 0
+Updates = Annotated[int, Range(0, 10**9)]  # of one session; their samples are planned in memory
 
 
 def check(name: str, value: Any, kind: Any) -> None:
     """Refuse a value that is not of `kind`: a type, possibly annotated with a `Range`."""
+    if isinstance(value, int) and abs(value) >= 2**63:
+        raise GraspError(f"{name} must be a number below 2^63, got {shown(value)}")
     if not _fits(value, kind):
-        raise GraspError(f"{name} must be {_described(kind)}, got {value!r}")
+        raise GraspError(f"{name} must be {_described(kind)}, got {shown(value)}")
+
+
+def shown(value: Any) -> str:
+    """Return a value for a message, shortened: Python itself refuses to write out a number of thousands of digits.
+
+    >>> shown("a"), len(shown(10**400)), shown(10**5000)
+    ("'a'", 101, 'a number of more than 4,000 digits')
+    """
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        return "a number of more than 4,000 digits" if isinstance(value, int) else f"a {type(value).__name__}"
+    return text if len(text) <= 200 else f"{text[:100]}…"
+
+
+def is_finite(value: Any) -> bool:
+    """Return whether a number is finite as a float; an integer may be too large for one."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def checked(part: Made) -> Made:
@@ -143,7 +167,7 @@ def _fits(value: Any, kind: Any) -> bool:
         same_length = isinstance(value, tuple | list) and len(value) == len(inner)
         return same_length and all(map(_fits, value, inner))
     if kind is float:
-        return isinstance(value, int | float | np.number) and not isinstance(value, bool) and math.isfinite(value)
+        return isinstance(value, int | float | np.number) and not isinstance(value, bool) and is_finite(value)
     if kind is int:
         return isinstance(value, int | np.integer) and not isinstance(value, bool)
     if kind in (bool, str, type(None)):

@@ -1,10 +1,15 @@
-"""The decoder of image files: turns encoded bytes or a file into a square of RGB pixels."""
+"""The decoder of image files: turns encoded bytes or a file into a square of RGB pixels.
+
+`FORMATS` alone are opened, whatever a file's name says: some of Pillow's other loaders start programs. The size in the
+header decides whether an image is decoded at all (`graspcl.limits`).
+"""
 
 from __future__ import annotations
 
 import base64
 import contextlib
 import io
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -16,12 +21,17 @@ from numpy.typing import NDArray
 
 from graspcl.checks import Count, checked
 from graspcl.errors import GraspError, require
+from graspcl.files import open_regular
+from graspcl.limits import beyond
 from graspcl.machine import cores
 
 Stored = bytes | str | Path
 Source = Stored | Callable[[], Stored]
 Pixels = NDArray[np.uint8]
 
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
+_LARGE = 16_000_000  # pixels; larger images are decoded one at a time, since each takes up to 13 bytes per pixel
+_one_large = threading.Lock()
 _MARGIN = 256 / 224  # the shorter side before the centre crop, relative to the crop (reference: 256, then 224)
 
 
@@ -113,36 +123,46 @@ def thumbnail(image: Pixels, most: int) -> str:
 
 def _decode(source: Source, name: str, out: Pixels, whole: bool) -> str | None:
     """Write the image to `out` [pixels, pixels, 3]. Return None, or what is wrong with the image."""
-    from PIL import Image, ImageOps, UnidentifiedImageError
+    from PIL import Image, UnidentifiedImageError
 
-    pixels = len(out)
     try:
         source = source() if callable(source) else source
-        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
-            if whole:
-                image.draft("RGB", (pixels, pixels))
-                out[:] = np.asarray(ImageOps.fit(_as_rgb(image), (pixels, pixels), Image.Resampling.BICUBIC))
-                return None
-            shorter = min(image.size)
-            target = min(max(shorter, pixels), round(_MARGIN * pixels))
-            # Decode a JPEG at half its size or less if that is still large enough.
-            image.draft("RGB", (image.width * target // shorter, image.height * target // shorter))
-            side = min(image.size) * pixels / target  # of the square that is kept
-            left, top = (image.width - side) / 2, (image.height - side) / 2
-            if side == pixels:  # crop at whole pixels, since nothing is resized
-                left, top = left // 1, top // 1
-            box = (left, top, left + side, top + side)
-            out[:] = np.asarray(_as_rgb(image).resize((pixels, pixels), Image.Resampling.BILINEAR, box=box))
+        opened = io.BytesIO(source) if isinstance(source, bytes) else open_regular(source)
+        with opened, Image.open(opened, formats=FORMATS) as image:
+            out[:] = _square(image, len(out), whole)
             return None
     except GraspError as error:  # raised by a source that is a function
         return str(error)
     except Exception as error:  # Pillow raises many kinds of errors for a damaged file
+        plain = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        reason = "it is not an image" if isinstance(error, UnidentifiedImageError) else plain or type(error).__name__
         if not name:
             what = f"an image of {len(source)} bytes" if isinstance(source, bytes) else str(source)
             name = "an image" if callable(source) else what
-        plain = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        reason = "it is not an image" if isinstance(error, UnidentifiedImageError) else plain or type(error).__name__
         return f"{name} cannot be read: {reason}"
+
+
+def _square(image: Any, pixels: int, whole: bool) -> Pixels:
+    """Decode an opened image, as large as needed, and return its centre [pixels, pixels, 3]."""
+    from PIL import Image, ImageOps
+
+    shorter, stored = min(image.size), image.width * image.height
+    target = pixels if whole else min(max(shorter, pixels), round(_MARGIN * pixels))
+    # Decode a JPEG at half its size or less if that is still large enough.
+    image.draft("RGB", (pixels, pixels) if whole else tuple(side * target // shorter for side in image.size))
+    # A progressive one takes memory for its full size all the same.
+    decoded = stored if "progressive" in image.info else image.width * image.height
+    if fault := beyond("pixels", decoded, "pixels"):
+        raise ValueError(fault)
+    with _one_large if decoded > _LARGE else contextlib.nullcontext():
+        if whole:
+            return np.asarray(ImageOps.fit(_as_rgb(image), (pixels, pixels), Image.Resampling.BICUBIC))
+        side = min(image.size) * pixels / target  # of the square that is kept
+        left, top = (image.width - side) / 2, (image.height - side) / 2
+        if side == pixels:  # crop at whole pixels, since nothing is resized
+            left, top = left // 1, top // 1
+        box = (left, top, left + side, top + side)
+        return np.asarray(_as_rgb(image).resize((pixels, pixels), Image.Resampling.BILINEAR, box=box))
 
 
 def _as_rgb(image: Any) -> Any:
@@ -152,4 +172,4 @@ def _as_rgb(image: Any) -> Any:
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     elif image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")

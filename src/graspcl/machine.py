@@ -42,6 +42,19 @@ except (ImportError, ValueError, OSError):
 _set_late: set[str] = set()  # variables that prepare() set after torch was imported, perhaps too late
 
 
+def process_start(pid: int) -> str | None:
+    """Return when a process started, which tells it from a later one of the same number; None if unknown.
+
+    >>> process_start(os.getpid()) == process_start(os.getpid())
+    True
+    """
+    try:
+        # The name of the program is in brackets, and may itself contain some.
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19]
+    except (OSError, IndexError):  # no such process, or a system that does not tell
+        return None
+
+
 @functools.cache
 def prepare() -> tuple[str, ...]:
     """Prepare this process for torch on a CPU. Call it before torch is imported; it does not import torch itself.

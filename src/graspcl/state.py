@@ -1,9 +1,11 @@
-"""State on disk: files written whole or not at all, and nested states as safetensors. Nothing is pickled."""
+"""State on disk: files written whole or not at all, and nested states as safetensors. Nothing is pickled.
+
+States are verified when they are read (see `graspcl.integrity`).
+"""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,18 +14,17 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from graspcl.errors import GraspError
+from graspcl.integrity import pack_tensors, read_tensors
 
 if TYPE_CHECKING:  # loaded when a state is saved or read: writing plain files needs no torch
     import torch
-
-_KEY = "graspcl"
 
 
 def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Write a file in one step, creating its folders.
 
     The content goes to a file beside `path`, is synced, and then replaces `path`. If that fails with an OSError,
-    `path` is unchanged.
+    `path` is unchanged. Processes that read or map the old file keep it as it was.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
@@ -33,26 +34,42 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
+        _sync_folder(path.parent)
     except BaseException:
         with contextlib.suppress(OSError):
             part.unlink()
         raise
 
 
+def _sync_folder(folder: Path) -> None:
+    """Make the new name of a file last through a power failure, where the system can do that."""
+    with contextlib.suppress(OSError):
+        opened = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
+
+
 def save_state(path: Path, state: dict[str, Any]) -> None:
     """Write nested dictionaries and lists of numbers, strings, arrays and tensors to `path` in one step."""
-    from safetensors.torch import save
-
     tensors: dict[str, torch.Tensor] = {}
     skeleton = _flatten(state, "", tensors)
     try:
-        write_whole(path, lambda file: file.write(save(tensors, {_KEY: json.dumps(skeleton)})))
+        write_whole(path, lambda file: file.write(pack_tensors(tensors, skeleton)))
     except OSError as error:
         raise GraspError(f"the checkpoint {path} cannot be written: {error.strerror}") from error
 
 
-def load_state(path: Path) -> dict[str, Any]:
+def load_state(path: Path, note: Callable[[str], None] | None = None) -> dict[str, Any]:
     """Read what `save_state` wrote, bit by bit the same.
+
+    Args:
+        path: the file.
+        note: called if an earlier version wrote it without a checksum, so that it cannot be verified.
+
+    Raises:
+        GraspError: there is no such file, or it is damaged.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -60,17 +77,15 @@ def load_state(path: Path) -> dict[str, Any]:
     ...     load_state(Path(folder) / "a")
     {'x': array([0, 1, 2]), 'y': {'n': 1267650600228229401496703205376, 1: [None, 0.5]}}
     """
-    from safetensors import SafetensorError, safe_open
-
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
-        state: dict[str, Any] = _unflatten(json.loads(metadata[_KEY]), tensors)
+        tensors, header, verified = read_tensors(path)
+        state: dict[str, Any] = _unflatten(header, tensors)
     except FileNotFoundError as error:
         raise GraspError(f"there is no checkpoint at {path}") from error
-    except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
+    except (OSError, KeyError, ValueError, TypeError, RecursionError) as error:
         raise GraspError(f"the checkpoint {path} is damaged or not written by graspcl: {error}") from error
+    if not verified and note is not None:
+        note(f"{path} is of an earlier version and has no checksum: it is used unverified")
     return state
 
 

@@ -83,7 +83,8 @@ def test_files_are_plain_npy_that_numpy_reads(tmp_path: Path) -> None:
     buffer = Buffer(5, storage=tmp_path)
     buffer.insert(np.arange(8, dtype=np.float32).reshape(4, 2), [3, 1, 3, 0])
     buffer["labels"].base.flush()
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["births.npy", "codes.npy", "ids.npy", "labels.npy"]
+    columns = ["births.npy", "codes.npy", "ids.npy", "labels.npy", "row_checksums.npy"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([".lock", "buffer.json", "counts.npy", *columns])
     assert np.load(tmp_path / "codes.npy")[:4].tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert np.load(tmp_path / "labels.npy").tolist() == [3, 1, 3, 0, 0]
 

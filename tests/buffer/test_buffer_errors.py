@@ -258,7 +258,8 @@ def test_a_disk_too_small_for_the_capacity_is_an_error_at_the_first_insertion(sm
     buffer = Buffer("5MB", storage=small_disk)
     with pytest.raises(GraspError, match="No space left on device"):
         insert_many(buffer, 1)
-    assert len(buffer) == 0 and not list(small_disk.iterdir())
+    assert len(buffer) == 0 and [file.name for file in small_disk.iterdir()] == [".lock"]
+    buffer.close()
     Buffer("500KB", storage=small_disk).insert(INPUTS, LABELS)
 
 

@@ -63,15 +63,15 @@ def test_a_run_its_repetition_and_the_list(graspcl, tmp_path):
     line = ("run", "listings", "--scale", "smoke", "--policy", "mir", "--policy.candidates", "40", "--out", "here")
     first = graspcl(*line)
     folder = tmp_path / re.search(r"Run: (.*)", first)[1]
-    assert folder.parent == tmp_path / "here" / "listings-smoke" / "siesta" / "mir(candidates=40)"
+    assert folder.parent == tmp_path / "here" / "listings-smoke" / "aligned" / "mir(candidates=40)"
     summary = json.loads((folder / "summary.json").read_text())
-    assert f"α {summary['alpha']:.2f}" in first and "siesta + mir(candidates=40)" in first
+    assert f"α {summary['alpha']:.2f}" in first and "aligned + mir(candidates=40)" in first
     before = (folder / "summary.json").stat().st_mtime_ns
     second = graspcl(*line)
     assert "already holds this run, finished" in second and f"α {summary['alpha']:.2f}" in second
     assert (folder / "summary.json").stat().st_mtime_ns == before
     listed = graspcl("list", "runs", "here")
-    assert "listings-smoke/siesta/" in listed and f"{folder.parent.name}/{folder.name}" in listed
+    assert "listings-smoke/aligned/" in listed and f"{folder.parent.name}/{folder.name}" in listed
     assert "finished" in listed and f"{summary['alpha']:.2f}" in listed
     assert folder.name in graspcl(
         "list", "runs", "here", "--policy", "mir", "--state", "finished", "--name", "listings-*"
@@ -107,7 +107,7 @@ def test_a_sweep_with_a_plugin_and_failures(graspcl, tmp_path):
     assert "2 seeds: mean ± half of its 95 % t-interval" in " ".join(done.split()) and "(replace=False)" in done
     assert re.search(r"middle_first +\S+( updates)? +[\d.]+ +[\d.]+ +[+-][\d.]+ +(< )?[\d.]+", done)
     assert re.search(r"middle_first (reaches|does not reach) the best α of uniform_balanced", " ".join(done.split()))
-    finished = [path.parent.name for path in tmp_path.glob("runs/listings-smoke/siesta/*/*/summary.json")]
+    finished = [path.parent.name for path in tmp_path.glob("runs/listings-smoke/aligned/*/*/summary.json")]
     assert {name[:7] for name in finished} == {"seed-0-", "seed-7-"} and len(finished) == 12
 
 

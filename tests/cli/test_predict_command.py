@@ -167,3 +167,30 @@ def test_paths_of_images_from_standard_input(call, monkeypatch):
     rows, told = call("images", "-")
     assert rows[1] == call("images", "data/red/1.png")[0][1] and rows[2] == ["nowhere.png", "", ""]
     assert "nowhere.png cannot be read: No such file" in told
+
+
+def test_what_is_no_regular_file_is_named_and_the_others_are_predicted(place, call):
+    folder = place / "odd"
+    folder.mkdir()
+    (folder / "=1+1.png").write_bytes((place / "data/red/0.png").read_bytes())
+    (folder / "gone.png").symlink_to("nowhere")
+    (folder / "loop").symlink_to(".")
+    os.mkfifo(folder / "pipe.png")
+    os.mkfifo(place / "other.png")
+    rows, said = call("images", "odd", "odd/gone.png", "other.png")
+    assert [row[0] for row in rows[1:]] == ["odd/=1+1.png", "odd/gone.png", "other.png"]
+    assert [bool(row[1]) for row in rows[1:]] == [True, False, False]
+    for reason in ("gone.png cannot be read: No such", "loop is left out", "other.png cannot be read: it is a pipe"):
+        assert reason in said
+
+
+def test_cells_that_a_spreadsheet_would_execute_are_escaped(place, call, monkeypatch):
+    monkeypatch.chdir(place / "data/red")
+    names = ["=1+1.png", "+a.png", "-b.png", "@c.png"]
+    for name in names:
+        (place / "data/red" / name).write_bytes((place / "data/red/0.png").read_bytes())
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(names)))
+    rows, _ = call(place / "images", "-")
+    assert [row[0] for row in rows[1:]] == [f"'{name}" for name in names]
+    for name in names:
+        (place / "data/red" / name).unlink()

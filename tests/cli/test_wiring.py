@@ -135,11 +135,10 @@ def test_demo(graspcl, demos):
     options = ("--seeds", "2", "--policies", "mir,middle_first", "--workers", "3", "--out", "here", "--plugin", PLUGIN)
     said = graspcl("demo", *options)
     listings, groceries = demos.noted["sweep"]
-    assert listings[0] == grid(preset("listings"), "mir,middle_first", seeds="2", references="all")
-    unbounded = preset("groceries", memory="unbounded")
-    assert groceries[0] == grid(unbounded, "mir,middle_first", seeds="2", references="all")
+    assert listings[0] == grid(preset("listings"), "mir,middle_first", seeds="2", references="finetune,probe,slda")
+    assert groceries[0] == grid(preset("groceries"), "mir,middle_first", seeds="2", references="finetune,probe,slda")
     assert [one[3:] for one in (listings, groceries)] == [
-        ("the workers", "listings: 14 runs"), ("the workers", "groceries-unbounded: 14 runs"),
+        ("the workers", "listings: 10 runs"), ("the workers", "groceries: 10 runs"),
     ]  # fmt: skip
     assert demos.noted["make_workers"] == [(3, [PLUGIN])]
     folder = listings[1]
@@ -151,17 +150,17 @@ def test_demo(graspcl, demos):
     assert said.count("the table") == 2
     demos.noted.clear()
     graspcl("demo", "--streams", "groceries")
-    assert [given[4] for given in demos.noted["sweep"]] == ["groceries-unbounded: 27 runs"]
+    assert [given[4] for given in demos.noted["sweep"]] == ["groceries: 21 runs"]
 
 
 def test_demo_of_texts(graspcl, demos):
     graspcl("demo", "--text")
-    assert demos.noted["sweep"][0][0] == grid(preset("intents"), DEMO, seeds="3", references="all")
+    assert demos.noted["sweep"][0][0] == grid(preset("intents"), DEMO, seeds="3", references="finetune,probe,slda")
     demos.replace("graspcl.experiment.prepare.fit_to_data", preset("intents", seed=8))
     graspcl("demo", "--text", "--data", "my.csv", "--data.text", "said", "--data.label", "meant", "--seeds", "1")
     ((given,),) = demos.noted["fit_to_data"]
     assert (given.data.path, given.data.text, given.data.label) == ("my.csv", "said", "meant")
-    assert [config.seed for config in demos.noted["sweep"][1][0]] == [0] * 9
+    assert [config.seed for config in demos.noted["sweep"][1][0]] == [0] * 7
     assert demos.noted["comparison"][1][0] == f"my.csv, {given.data.classes} classes"
 
 

@@ -14,6 +14,7 @@ import json
 import os
 import resource
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -53,8 +54,8 @@ class Driver:
     def run(self, command: str, place: Path, kill: str = "", file_bytes: int | None = None) -> tuple[int, str]:
         """The exit code and output of `graspcl COMMAND --out place/runs`, with the cache place/cache.
 
-        `kill` is a moment such as "before step 3" (`POINTS` has the names, `any` is one of them all); no file grows
-        beyond `file_bytes`.
+        `kill` is a moment such as "before step 3" (`POINTS` has the names, `any` is one of them all), or one at which
+        a signal comes, such as "SIGINT step 3". No file grows beyond `file_bytes`.
         """
         assert self._process.stdin is not None and self._process.stdout is not None
         place.mkdir(exist_ok=True)
@@ -104,7 +105,8 @@ def differences(first: Path, second: Path) -> list[str]:
 def _parted(names: set[str]) -> tuple[set[str], set[str]]:
     """Checkpoints, which are numbered by how many there were before, and the other files."""
     states = {name for name in names if name.endswith(".safetensors")}
-    return states, names - states - {"environment.json"}  # how long base training took
+    # How long base training took, and checksums of files that tell the time.
+    return states, names - states - {"environment.json", "checksums.json"}
 
 
 def _content(file: Path) -> Any:
@@ -153,7 +155,7 @@ POINTS = {
     "step": ("graspcl.learner.rehearsal", "Rehearsal", "step"),
     "finish": ("graspcl.learner.rehearsal", "Rehearsal", "finish"),
     "checkpoint": ("graspcl.experiment.folder", "RunFolder", "save_checkpoint"),
-    "metrics": ("graspcl.experiment.folder", "RunFolder", "append_metrics"),
+    "metrics": ("graspcl.experiment.folder", "RunFolder", "write_metrics"),
     "conclude": ("graspcl.experiment.folder", "RunFolder", "drop_checkpoints"),
     "write": ("os", "", "fsync"),  # of a file that is not yet in its place
     "replace": ("os", "", "replace"),
@@ -177,10 +179,17 @@ def _arm(kill: str) -> None:
         setattr(owner, function, _deadly(getattr(owner, function), when, lambda: next(calls) == int(number)))
 
 
+_FSYNC = os.fsync
+
+
 def _deadly(function: Callable[..., Any], when: str, due: Callable[[], bool]) -> Callable[..., Any]:
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
-        if not due():
+        folder = function is _FSYNC and stat.S_ISDIR(os.fstat(args[0]).st_mode)  # its name is in place already
+        if folder or not due():
+            return function(*args, **kwargs)
+        if when in ("SIGINT", "SIGTERM"):  # the run goes on
+            os.kill(os.getpid(), getattr(signal, when))
             return function(*args, **kwargs)
         if when == "after":
             function(*args, **kwargs)
@@ -199,6 +208,7 @@ def _child(job: dict[str, Any]) -> None:
     for stream in (1, 2):
         os.dup2(log, stream)
     os.environ["GRASPCL_CACHE"] = job["cache"]
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background inherit that it is ignored
     if job["kill"]:
         _arm(job["kill"])
     if job["limit"] is not None:

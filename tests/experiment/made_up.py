@@ -44,8 +44,13 @@ class Notes(Silent):
 
 
 def settings_of_clusters() -> Config:
-    """The listings preset on made-up classes, so that a run takes a second."""
-    options = {"name": "small", "data.path": "clusters", "stream.base_classes": 4, "stream.sessions": 4}
+    """Siesta with a small network on made-up classes, so that a run takes a second."""
+    options = {
+        "name": "small", "data.path": "clusters", "stream.base_classes": 4, "stream.sessions": 4, "learner": "siesta",
+        "network": "vector(dim=256, hidden=256, scale=10.0)", "base.passes": 6.0, "buffer": "8MB", "optimiser": "sgd",
+        "optimiser.lr": 1.6, "optimiser.weight_decay": 1e-5, "optimiser.layer_decay": 0.99,
+        "optimiser.schedule": "onecycle",
+    }  # fmt: skip
     return change(preset("listings"), options)
 
 

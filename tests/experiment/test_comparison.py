@@ -216,11 +216,12 @@ def test_the_demo_at_smoke_scale_with_an_empty_cache_and_from_it(demo_place, cap
     assert "read from the cache" in second and "read from the cache" not in first
     results = [re.search(r"grasp +([\d.]+) +([\d.]+) +([\d.]+) +([\d.]+)", said).groups() for said in (first, second)]
     assert results[0] == results[1]  # the cache changes nothing
-    assert len([*folder.glob("listings-smoke/siesta/*/seed-0-*/summary.json")]) == 2
+    assert len([*folder.glob("listings-smoke/aligned/*/seed-0-*/summary.json")]) == 2
 
 
 @pytest.mark.slow
 def test_the_demo_at_full_scale(demo_place, capsys):
     _, folder = run_demo(demo_place, capsys)
-    table = rows([next((folder / "listings" / "siesta" / name).glob("seed-0-*")) for name in ("grasp", "middle_first")])
-    assert [row.label for row in table] == ["grasp", "middle_first"] and 45 < table[0].mean("alpha") < 65
+    runs = folder / "listings" / "aligned"
+    table = rows([next((runs / name).glob("seed-0-*")) for name in ("grasp", "middle_first")])
+    assert [row.label for row in table] == ["grasp", "middle_first"] and 50 < table[0].mean("alpha") < 65

@@ -106,7 +106,7 @@ CHANGES = {
     "stop.patience": (3, {**VECTORS, **PATIENCE, "optimiser.lr": 1e-9}),
     "stop.every": (2, {**VECTORS, **PATIENCE, "optimiser.lr": 1e-9}),
     "stop.share": (0.6, {**VECTORS, **PATIENCE}),
-    "stop.keep": ("best", {**VECTORS, **PATIENCE, "stop.patience": 9}),
+    "stop.keep": ("best", {**VECTORS, **PATIENCE, "stop.patience": 9, "optimiser.lr": 5.0}),
     "measure.drift": (4, VECTORS),
     "measure.distances": (5, VECTORS),
     "measure.head": (10, VECTORS),

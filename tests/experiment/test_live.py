@@ -12,7 +12,9 @@ import pytest
 
 from graspcl.errors import GraspError
 from graspcl.experiment import live, run
+from graspcl.integrity import read_object
 from graspcl.learner import Rehearsal
+from graspcl.machine import process_start
 from graspcl.progress import Silent
 from graspcl.settings import change
 
@@ -46,7 +48,7 @@ def watched(small, tmp_path, monkeypatch):
 
     def look(rehearsal):
         clock.now += 10.0
-        seen.append(json.loads((tmp_path / "run" / "progress.json").read_text()))
+        seen.append(read_object((tmp_path / "run" / "progress.json").read_bytes()))
         if len(seen) == run_.stop_at:
             raise Stop
         step(rehearsal)
@@ -67,7 +69,8 @@ def test_a_run_says_how_far_it_is_and_in_the_end_nothing(watched):
     summary = watched.go()
     assert len(watched.seen) == 20 and summary["updates"] == 20
     first, second, *_, last = watched.seen
-    assert first == {"pid": os.getpid(), "host": socket.gethostname(), "time": 0.0}
+    own = {"pid": os.getpid(), "started": process_start(os.getpid()), "host": socket.gethostname()}
+    assert first == {**own, "time": 0.0}
     assert second["session"] == 1 and (second["update"], second["updates"], second["done"]) == (1, 5, 1)
     assert second["total"] == 20 and second["seconds_left"] is None and second["loss"] > 0
     assert (last["session"], last["update"], last["done"]) == (4, 4, 19)

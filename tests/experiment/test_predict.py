@@ -17,6 +17,7 @@ from graspcl.experiment import load_learner, run
 from graspcl.experiment.prepare import open_data
 from graspcl.settings import Config, change, from_plain
 from graspcl.settings.presets import preset
+from graspcl.state import load_state, save_state
 
 PIXELS, COLOURS = 16, ("red", "lime", "blue", "white")
 needs_minilm = pytest.mark.skipif(
@@ -159,9 +160,22 @@ def test_a_run_on_a_device_that_is_not_here_is_executed_on_another(image_run, tm
     settings = folder / "config.toml"
     text = settings.read_text(encoding="utf-8")
     settings.write_text(text.replace('device = "cpu"', 'device = "cuda:99"'), encoding="utf-8")
+    (folder / "checksums.json").unlink()
     learned = load_learner(folder)
     assert learned.config.execution.device != "cuda:99"
     assert learned.predict([image]).probabilities == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused(image_run, tmp_path, value):
+    folder = shutil.copytree(image_run / "run", tmp_path / "run")
+    (file,) = (folder / "checkpoints").iterdir()
+    state = load_state(file)
+    weight = state["learner"]["network"]["head.weight"] = state["learner"]["network"]["head.weight"].clone()
+    weight[0, 0] = value
+    save_state(file, state)
+    with pytest.raises(GraspError, match=r"cannot predict: NaN or infinite weights in head.weight; run it again"):
+        load_learner(folder)
 
 
 def test_a_codec_is_as_large_as_the_one_that_was_kept(tmp_path):
@@ -173,6 +187,7 @@ def test_a_codec_is_as_large_as_the_one_that_was_kept(tmp_path):
     file = tmp_path / "run" / "config.toml"
     text = file.read_text(encoding="utf-8")
     file.write_text(text.replace("codebooks = 4\n", "").replace("size = 8\n", "", 1), encoding="utf-8")
+    (tmp_path / "run" / "checksums.json").unlink()
     samples, _ = open_data(config)
     assert load_learner(tmp_path / "run").predict(samples.encoded_some(samples.test)[0]).names == predicted(
         tmp_path / "run"

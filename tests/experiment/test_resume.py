@@ -177,12 +177,12 @@ def test_without_a_sound_checkpoint_the_run_begins_anew(driver, straight, stoppe
     assert differences(only_run(place), straight(LISTINGS)) == []
 
 
-@pytest.mark.parametrize("kill", ["amid write 3", "before replace 3"])
+@pytest.mark.parametrize("kill", ["amid write 4", "before replace 4"])
 def test_a_checkpoint_is_written_in_one_step(driver, stopped, tmp_path, kill):
     """Killed while it is written, or before it is put in place: the earlier ones are there as they were."""
     place = shutil.copytree(stopped, tmp_path / "copy")
     before = {path.name: path.read_bytes() for path in checkpoints(place)}
-    assert driver.run(LISTINGS, place, kill)[0] == -signal.SIGKILL  # progress.json and metrics.jsonl come first
+    assert driver.run(LISTINGS, place, kill)[0] == -signal.SIGKILL  # texts and their checksums come first
     assert {path.name: path.read_bytes() for path in checkpoints(place)} == before
     (left,) = checkpoints(place)[0].parent.glob("*.part")
     if kill.startswith("before"):

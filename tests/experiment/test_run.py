@@ -45,6 +45,7 @@ def test_a_run_of_an_earlier_version_is_found_in_its_folder(finished, small, tmp
     plain = read_toml(folder / "config.toml")
     plain["base"] = {"method": "none", "epochs": 50, "batch_size": 256, "lr": 0.2, "passes": plain["base"]["passes"]}
     (folder / "config.toml").write_text(tomli_w.dumps(plain))
+    (folder / "checksums.json").unlink()
     notes = Notes()
     assert run(config, folder, notes) == json.loads((done / "summary.json").read_text())
     assert f"{folder} already holds this run, finished" in notes

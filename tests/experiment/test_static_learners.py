@@ -20,13 +20,13 @@ STATIC = ["ncm", "slda", "ranpac", "probe"]
 
 def test_references_come_once_whatever_the_policies():
     found = grid(preset("listings"), "grasp,uniform,mof", seeds="2", updates="0.5x,1x", references="all")
-    labels = [one.label for one in found if one.learner.name != "siesta"]
+    labels = [one.label for one in found if one.learner.name != "aligned"]
     assert labels == 2 * [*STATIC, "er_ace + uniform", "er_ace + uniform"]
     assert len(found) == 2 * (3 * 2 + 6) and len({one.path for one in found}) == len(found)
     other = grid(change(preset("listings"), {"optimiser.lr": 0.5}), "rainbow", seeds="2", references="all")
     paths = [{one.path for one in some if one.learner.name in STATIC} for some in (found, other)]
     assert paths[0] == paths[1]  # neither policy nor optimiser matter to them
-    assert [one.buffer.capacity for one in found[6:10]] == [None, None, None, "8MB"]
+    assert [one.buffer.capacity for one in found[6:10]] == [None, None, None, "20MB"]
     assert all(one.path.count("/") == 2 for one in found[6:10])
     assert [one.learner.name for one in grid(Config(), "grasp", "slda,siesta", references="none")] == ["slda", "siesta"]
     assert len(grid(Config(), "grasp,uniform", "slda", "1", "0.5x,1x", "5,6")) == 1
@@ -55,7 +55,7 @@ def test_a_sweep_with_references(small, tmp_path):
         outcome = sweep(configs, tmp_path, Silent(), here)
     assert not outcome.failed and len(outcome.finished) == 7
     found = {path.parts[-2 - config.rehearses]: path for path, config in zip(outcome.finished, configs, strict=True)}
-    assert len([*(tmp_path / "small" / "base").glob("*.safetensors")]) == 2  # of siesta and er_ace
+    assert len([*(tmp_path / "small" / "base").glob("*.safetensors")]) == 2  # of the default learner and er_ace
     for name in ("ncm", "slda", "ranpac(dimensions=20)", "probe(strength=1.0)"):
         config = tomllib.loads((found[name] / "config.toml").read_text())
         summary = json.loads((found[name] / "summary.json").read_text())

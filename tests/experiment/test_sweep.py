@@ -151,7 +151,7 @@ def test_a_damaged_folder_is_listed_and_the_others_finish(small, tmp_path):
     outcome = run_here(configs, tmp_path)
     assert outcome.finished == [mof] and outcome.failed.keys() == {grasp, uniform}
     assert "summary.json cannot be read" in outcome.failed[grasp]
-    assert "config.toml is not a TOML file" in outcome.failed[uniform]
+    assert "config.toml cannot be read: its content does not match its checksum" in outcome.failed[uniform]
 
 
 def test_a_mistake_is_found_before_any_work(small, tmp_path):

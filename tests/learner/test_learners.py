@@ -46,7 +46,8 @@ def test_contract(name, parameters, policy):
 
 def test_all_are_known_by_name():
     assert learners.names() == [
-        "derpp", "er_ace", "finetune", "gdumb", "idbr", "ncm", "offline", "probe", "ranpac", "siesta", "slda",
+        "aligned", "derpp", "er_ace", "finetune", "gdumb", "idbr", "ncm", "offline", "probe", "ranpac", "siesta",
+        "slda",
     ]  # fmt: skip
 
 
@@ -345,7 +346,8 @@ def test_devices_that_are_not_there_are_refused():
         Siesta(network, Buffer(), "grasp", device="cpu", execution=Execution())
 
 
-@pytest.mark.parametrize("name", learners.names())
+# The head of `aligned` is solved from samples alone: it does not use rows that were trained before.
+@pytest.mark.parametrize("name", sorted({*learners.names()} - {"aligned"}))
 def test_rows_of_a_trained_head_are_known_classes(name):
     generator = torch.Generator().manual_seed(0)
     network = vector_network(12, hidden=32, embedding=16, classes=3, generator=generator)

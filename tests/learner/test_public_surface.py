@@ -137,7 +137,7 @@ def test_wrong_parameters_are_refused_without_building(name: str, parameters: di
     ("settings", "message"),
     [
         ({"name": "adam"}, "name must be 'sgd' or 'adamw', got 'adam'"),
-        ({"schedule": "cosine"}, "schedule must be 'onecycle' or 'constant', got 'cosine'"),
+        ({"schedule": "cosine"}, "schedule must be 'onecycle', 'linear' or 'constant', got 'cosine'"),
         ({"lr": 0}, "lr must be a positive number, got 0"),
         ({"lr": float("nan")}, "lr must be a positive number, got nan"),
         ({"momentum": 1.0}, r"momentum must be a number in \[0, 1\), got 1.0"),

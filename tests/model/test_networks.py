@@ -23,6 +23,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "mobilevit_s": {"split": 9, "frozen_norm": "group"},
     "small": {"split": 2, "pixels": 32},
     "vector": {"dim": 6, "hidden": 7, "embedding": 5},
+    "wide": {"dim": 6, "width": 9},
     "transformer": {"max_tokens": 8, "head": "cosine"},
 }
 

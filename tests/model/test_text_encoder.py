@@ -12,7 +12,6 @@ from safetensors.torch import save_file
 
 from graspcl.errors import GraspError, MissingExtra
 from graspcl.model import StaticTextEncoder, TextInputs
-from graspcl.model import texts as text
 
 tokenizers = pytest.importorskip("tokenizers", reason="needs graspcl[demo]")
 pytestmark = pytest.mark.skipif(find_spec("wordllama") is None, reason="needs graspcl[demo]")
@@ -61,7 +60,7 @@ def test_one_text_is_no_list_of_texts(encoder: StaticTextEncoder) -> None:
 
 
 def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text, "find_spec", lambda name: None)
+    monkeypatch.setattr("graspcl.packages.find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r"graspcl\[demo\]"):
         StaticTextEncoder()
 

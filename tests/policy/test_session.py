@@ -358,9 +358,9 @@ def test_an_empty_buffer_is_told_unless_nothing_is_asked_of_it() -> None:
 @pytest.mark.parametrize(
     ("updates", "batch_size", "message"),
     [
-        (-1, 3, "updates must be a whole number of at least 0, got -1"),
+        (-1, 3, "updates must be a whole number in \\[0, 1000000000\\], got -1"),
         (1, 0, "batch_size must be a whole number of at least 1, got 0"),
-        (1.5, 3, "updates must be a whole number of at least 0, got 1.5"),
+        (1.5, 3, "updates must be a whole number in \\[0, 1000000000\\], got 1.5"),
     ],
 )
 def test_a_budget_is_checked(updates: Any, batch_size: int, message: str) -> None:

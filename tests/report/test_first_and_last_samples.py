@@ -138,6 +138,7 @@ def test_the_run_with_the_lowest_seed_is_shown(done, tmp_path):
     for seed in (2, 1):
         file = copy_of(done, tmp_path / str(seed)) / "config.toml"
         file.write_text(file.read_text().replace("seed = 0", f"seed = {seed}"))
+        (file.parent / "checksums.json").unlink(missing_ok=True)
     assert "the run with seed 1," in shown(tmp_path).caption
 
 

@@ -130,9 +130,7 @@ def test_class_names_that_cannot_be_read_are_reported(tmp_path, monkeypatch, con
     )
     if content is not None:
         (tmp_path / "classes.json").write_text(content)
-    with pytest.raises(
-        GraspError, match=rf"{tmp_path / 'classes.json'} (cannot be read|must be a list of at least 3 class names)"
-    ):
+    with pytest.raises(GraspError, match=rf"{tmp_path / 'classes.json'} (cannot be read|must be a list of)"):
         overview(tmp_path, output=tmp_path / "page.html")
 
 

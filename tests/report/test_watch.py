@@ -17,6 +17,7 @@ from making import finish, make_run
 
 from graspcl.cli.report import watch as command
 from graspcl.errors import GraspError
+from graspcl.machine import process_start
 from graspcl.report import read_run
 from graspcl.report.watch import WatchedRun, at_work, duration, progress, watch
 
@@ -65,7 +66,8 @@ class Watched:
 
 def beat(folder, pid=None, **facts):
     """The progress.json of a process, by default this one."""
-    known = {"pid": pid or os.getpid(), "host": socket.gethostname(), "time": time.time()}
+    pid = pid or os.getpid()
+    known = {"pid": pid, "started": process_start(pid), "host": socket.gethostname(), "time": time.time()}
     (folder / "progress.json").write_text(json.dumps({**known, **facts}))
 
 
@@ -143,12 +145,67 @@ def test_it_ends_with_the_run_though_nobody_looks(half):
 
 
 def test_a_process_is_at_work_if_it_lives_or_has_just_said_so():
-    here = {"pid": os.getpid(), "host": socket.gethostname(), "time": 0.0}
+    here = {"pid": os.getpid(), "started": process_start(os.getpid()), "host": socket.gethostname(), "time": 0.0}
     assert at_work(here) and not at_work({**here, "pid": dead()})
     assert not any(map(at_work, ({}, {**here, "pid": None}, {**here, "pid": -1}, {**here, "pid": 10**30})))
     elsewhere = {**here, "host": "elsewhere", "pid": dead()}
     assert at_work({**elsewhere, "time": time.time() - 30})
     assert not at_work({**elsewhere, "time": time.time() - 90}) and not at_work({**elsewhere, "time": None})
+    assert not at_work({**elsewhere, "time": time.time() + 1e6})
+
+
+@pytest.mark.skipif(process_start(os.getpid()) is None, reason="the system does not tell when a process started")
+def test_a_foreign_process_of_the_same_number_is_not_at_work(half):
+    here = {"pid": os.getpid(), "started": process_start(os.getpid()), "host": socket.gethostname()}
+    assert at_work(here) and not at_work({**here, "started": "1"}) and not at_work({**here, "pid": os.getppid()})
+    beat(half, started=None)
+    assert [WatchedRun(half).check_end() for _ in range(3)] == [None] * 3  # each a first look
+    run = WatchedRun(half)
+    assert [run.check_end() for _ in range(3)] == [None, None, "stopped"]
+
+
+def test_more_connections_than_the_limit_are_refused(half, monkeypatch):
+    monkeypatch.setattr("graspcl.report.watch._CONNECTIONS", 1)
+    server = Watched(half)
+    host, _, port = server.host.rpartition(":")
+    with (
+        socket.create_connection((host, int(port)), timeout=0.5) as first,
+        socket.create_connection((host, int(port)), timeout=5) as second,
+    ):
+        assert second.recv(1) == b""
+        with pytest.raises(TimeoutError):  # still waited for
+            first.recv(1)
+    finish(half)
+    server.join()
+
+
+def test_slow_connections_are_ended_and_many_are_refused(half, monkeypatch):
+    monkeypatch.setattr("graspcl.report.watch._PATIENCE", 0.5)
+    monkeypatch.setattr("graspcl.report.watch._CONNECTIONS", 3)
+    server = Watched(half)
+    host, _, port = server.host.rpartition(":")
+    slow = [socket.create_connection((host, int(port)), timeout=20) for _ in range(6)]
+    for connection in slow[:3]:
+        connection.sendall(b"GET / HTTP/1.1\r\n")  # and never the rest
+    assert [connection.recv(1) for connection in slow] == [b""] * 6  # all of them are closed
+    for connection in slow:
+        connection.close()
+    with socket.create_connection((host, int(port)), timeout=0.1) as drip:
+        for _ in range(200):  # a byte each 0.1 s: never silent, never complete
+            try:
+                drip.sendall(b"x")
+                if drip.recv(1) == b"":
+                    break
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                break
+        else:
+            pytest.fail("the connection is still open after 20 s")
+    assert server.ask()[0] == 200
+    finish(half)
+    server.ask()
+    server.join()
 
 
 @pytest.mark.parametrize("how", ["killed", "given up"])

@@ -11,21 +11,22 @@ import numpy as np
 from graspcl.buffer.capacity import METADATA_BYTES, capacity_in_samples, parse_bytes
 from graspcl.buffer.class_index import ClassIndex
 from graspcl.buffer.columns import (
-    OWN,
     Columns,
     Storage,
     check_columns,
+    check_folder,
     code_array,
     column_arrays,
     finite_tensor,
     integer_array,
     label_array,
 )
+from graspcl.buffer.ledger import CHECKS, OWN, Ledger, reopen
 from graspcl.buffer.maintenance import LargestClassRule, Maintenance, last_owner, rules
-from graspcl.buffer.sequences import Sequences, is_cut, pack, unpack
+from graspcl.buffer.state import restore_state, saved_state
+from graspcl.buffer.threads import Guarded, alone
 from graspcl.checks import Array
 from graspcl.errors import GraspError, nearest
-from graspcl.random import restore_rng, rng_state
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from graspcl.codec import Codec
 
 Values: TypeAlias = Mapping[str, Any]  # of columns, by name
-Codes: TypeAlias = "torch.Tensor | Array"  # objects, if the buffer or its codec is ragged
+Codes: TypeAlias = "torch.Tensor | Array"  # objects, if the codec is ragged
 
 
 class Placed(NamedTuple):
@@ -43,8 +44,11 @@ class Placed(NamedTuple):
     evicted: Array
 
 
-class Buffer:
+class Buffer(Guarded):
     """Stored samples in slots 0 … n-1, with a class index, a maintenance rule and a bound on samples or bytes.
+
+    Threads may share a buffer. `fetch` returns each input with its own label, also while another thread inserts or
+    removes samples; a slot that no longer exists is an error. Views such as `labels` follow every change at once.
 
     Args:
         capacity: number of samples, a size such as "1.5GB", or None for no bound. Codes, labels, ids, columns, metadata
@@ -52,9 +56,8 @@ class Buffer:
         codec: how inputs are stored; unmodified by default.
         maintenance: the rule that evicts samples, or its name; by default the paper's, `largest_class`.
         columns: named values per sample, as name -> (shape, dtype).
-        storage: "ram", or a folder for memory-mapped .npy files.
+        storage: "ram", or a folder for memory-mapped .npy files, which one buffer owns; `open` reopens it.
         rng: a generator or a seed that decides what is evicted.
-        padding: `network.padding`: latents [n, C, L] are stored without the padding at their end, in memory only.
 
     >>> buffer = Buffer(capacity=3, columns={"loss": ((), np.float32)})
     >>> placed = buffer.insert(np.eye(4, dtype=np.float32), labels=[0, 0, 0, 1])
@@ -70,10 +73,10 @@ class Buffer:
         columns: Columns | None = None,
         storage: str | Path = "ram",
         rng: np.random.Generator | int = 0,
-        padding: torch.Tensor | None = None,
     ) -> None:
         if isinstance(codec, str):
             raise GraspError(f"the buffer takes a codec, not its name: graspcl.codec.codecs.create({codec!r})")
+        super().__init__()
         self.codec = codec
         rule = LargestClassRule() if maintenance is None else maintenance
         self.maintenance = rules.create(rule) if isinstance(rule, str) else rule
@@ -83,23 +86,51 @@ class Buffer:
         self.since = 0  # samples offered before this count are old
         self.incoming: dict[str, Array] = {}  # the batch's column values during an insertion, for maintenance rules
         self.unbounded = capacity is None
-        self._given = capacity
+        self.given = capacity
         self._limit = parse_bytes(capacity) if isinstance(capacity, str) else None  # in bytes
         # Number of samples that fit. If given in bytes, it is known from the first insertion on.
         self.capacity = None if isinstance(capacity, str) else capacity_in_samples(capacity, 0, 0)
-        self._files = codec is not None and codec.ragged
-        self.padding, self._sequences = padding, None if padding is None else Sequences(codec, padding)
-        self.ragged = self._files or padding is not None  # codes are objects of different lengths
+        self._ragged = codec is not None and codec.ragged
         self._rng = np.random.default_rng(rng)
         self._count = 0
         self._shape: tuple[int, ...] | None = None  # of one code, known from the first insertion on
         self._overfull = False
-        check_columns(self.columns, self.maintenance)
+        check_columns(self.columns, {"codes", "lengths", CHECKS, *OWN}, self.maintenance)
         if storage != "ram":
-            if self.ragged:
-                raise GraspError("codes of different lengths cannot be memory-mapped: use storage='ram'")
-            Storage.check_folder(Path(storage))
+            check_folder(Path(storage), self._ragged)
         self._storage = Storage(None if storage == "ram" else storage)
+        self._ledger = None if storage == "ram" else Ledger(Path(storage))
+
+    @classmethod
+    def open(
+        cls,
+        folder: str | Path,
+        codec: Codec | None = None,
+        maintenance: Maintenance | str | None = None,
+        rng: np.random.Generator | int = 0,
+    ) -> Buffer:
+        """Reopen a buffer that was stored in a folder, also after a crash.
+
+        Every sample that was stored completely is there, and is verified. One that was being written, or is damaged, is
+        left out. The columns of the user are not verified. The rule starts again from what is stored.
+
+        Args:
+            folder: the `storage` of the buffer.
+            codec: as the buffer was made with.
+            maintenance: as the buffer was made with.
+            rng: a generator or a seed that decides what is evicted from now on.
+
+        Raises:
+            GraspError: there is no buffer, it was made with another codec or rule, or another buffer owns the folder.
+        """
+        return reopen(cls, Path(folder), codec, maintenance, rng)
+
+    def close(self) -> None:
+        """Write memory-mapped columns to the disk and give up their folder. The buffer cannot be used any more."""
+        if self._ledger is not None:
+            self._storage.flush()
+            self._storage = Storage()
+            self._ledger.close()
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -135,9 +166,12 @@ class Buffer:
         """Whether each stored sample arrived since the last call of `settle` [n], bool."""
         return self.births >= self.since
 
+    @alone
     def settle(self) -> None:
         """Count everything stored as old, as at the end of a rehearsal session."""
         self.since = self.seen
+        if self._ledger is not None:
+            self._ledger.commit(self)
 
     @property
     def classes(self) -> Array:
@@ -156,7 +190,7 @@ class Buffer:
     @property
     def nbytes(self) -> int:
         """Bytes that count against the capacity: codes, columns and metadata of what is stored, and the codec."""
-        lengths = int(self["lengths"].sum()) if self.ragged else 0
+        lengths = int(self["lengths"].sum()) if self._ragged else 0
         return self._tables + lengths + (self._count * (self._sample_bytes + METADATA_BYTES) if self._count else 0)
 
     def fetch(self, slots: Any, device: torch.device | str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
@@ -165,39 +199,35 @@ class Buffer:
 
         if self._shape is None:
             raise GraspError("the buffer is empty: insert samples before fetching")
-        slots = torch.as_tensor(slots, dtype=torch.int64)
+        codes, labels = self._copied(torch.as_tensor(slots, dtype=torch.int64))
         device = torch.device(device)
+        return self.decode(codes, device), labels.to(device, torch.int64)
+
+    @alone
+    def _copied(self, slots: torch.Tensor) -> tuple[Codes, torch.Tensor]:
+        import torch
+
         try:
-            labels = torch.from_numpy(self.labels).index_select(0, slots).to(device, torch.int64)
+            labels = torch.from_numpy(self.labels).index_select(0, slots)
         except IndexError:
             found = f"{int(slots.min())} … {int(slots.max())}"
             raise GraspError(f"slots must be in 0 … {self._count - 1}, got {found}") from None
         codes = self._storage["codes"]
-        chosen = codes[slots.numpy()] if self.ragged else torch.from_numpy(codes).index_select(0, slots)
-        return self.decode(chosen, device), labels
+        return codes[slots.numpy()] if self._ragged else torch.from_numpy(codes).index_select(0, slots), labels
 
     def encode(self, inputs: Any) -> Codes:
         """Return the codes [n, …] of inputs [n, …], as they would be stored."""
-        inputs = inputs if self._files else finite_tensor(inputs)
+        inputs = inputs if self._ragged else finite_tensor(inputs)
         return inputs.detach().cpu() if self.codec is None else self.codec.encode(inputs)  # type: ignore[no-any-return]
 
     def decode(self, codes: Codes, device: torch.device | str = "cpu") -> torch.Tensor:
         """Return the inputs [n, …] of codes [n, …] on the device. Tensor codes are decoded there."""
         import torch
 
-        if self._sequences is not None and self._shape is not None and is_cut(codes):
-            codes = self._sequences.fill(codes, self._shape)
         if self.codec is None:
             return torch.as_tensor(codes).to(device, non_blocking=True)
-        codes = codes if self._files else torch.as_tensor(codes).to(device, non_blocking=True)
+        codes = codes if self._ragged else torch.as_tensor(codes).to(device, non_blocking=True)
         return self.codec.decode(codes).to(device, non_blocking=True)
-
-    def cut(self, codes: Array) -> dict[str, Array]:
-        """Return the columns "codes" [n, …], sequences without padding, and "lengths" in bytes if these differ."""
-        if self._sequences is not None and not is_cut(codes):
-            codes = self._sequences.cut(codes)
-        sized = self.codec if self._files else self._sequences
-        return {"codes": codes} if sized is None else {"codes": codes, "lengths": sized.lengths(codes)}
 
     def draw_seed(self) -> int:
         """Draw a seed from the buffer's own generator, for callers without a generator."""
@@ -219,12 +249,14 @@ class Buffer:
         """
         return self.insert_codes(self.encode(inputs), labels, ids, columns, overflow)
 
+    @alone
     def insert_codes(
         self, codes: Any, labels: Any, ids: Any = None, columns: Values | None = None, overflow: bool = False
     ) -> Placed:
         """As `insert`, for a batch that is already encoded (`encode`)."""
         labels = label_array(labels)
-        codes = self.checked_codes(codes, len(labels))
+        stored = None if self._shape is None else self._storage["codes"]
+        codes = code_array(codes, len(labels), stored, self._ragged)
         births = self.seen + np.arange(len(labels))
         ids = births if ids is None else integer_array(ids, "ids")
         if len(ids) != len(labels):
@@ -234,38 +266,28 @@ class Buffer:
             return Placed(np.empty(0, np.int64), np.empty(0, np.int64))
         if self._overfull and not overflow:
             raise GraspError("the last insertion had overflow=True: call compress() before inserting without it")
-        shape, extra = codes.shape[1:], {**extra, **self.cut(codes)}
-        codes = extra.pop("codes")
+        if self.codec is not None and self._ragged:
+            extra["lengths"] = self.codec.lengths(codes)
         self._make_room(codes, extra.get("lengths"), overflow)
-        self._shape = shape
         held, self.incoming = self._count, extra
         self.maintenance.arriving(self, labels, self._rng)
-        by_length = self.by_length
-        append = overflow or by_length
+        append = overflow or self.by_length
         slots = self.append(labels) if append else last_owner(self.maintenance.place(self, labels, self._rng))
         self.seen, self._overfull, self.incoming = int(births[-1]) + 1, overflow, {}
-        values = {"codes": codes, "labels": labels, "ids": ids, "births": births, **extra}
-        taken = slots
+        values, taken = {"codes": codes, "labels": labels, "ids": ids, "births": births, **extra}, slots
         if slots.min() < 0:
-            kept = np.flatnonzero(slots >= 0)
-            values, taken = {name: value[kept] for name, value in values.items()}, slots[kept]
+            taken, values = slots[slots >= 0], {name: value[slots >= 0] for name, value in values.items()}
         for name, value in values.items():
             self._storage[name][taken] = value
-        gone = taken
-        if by_length and not overflow:
-            gone, slots = self._shrink(), np.full(len(labels), -1)
+        if self._ledger is not None:
+            self._ledger.commit(self, taken)
+        if append and not overflow:
+            taken, slots = self._shrink(), np.full(len(labels), -1)
             _, where, which = np.intersect1d(self.births, births, assume_unique=True, return_indices=True)
             slots[which] = where
-        return Placed(slots, np.sort(gone[gone < held]))
+        return Placed(slots, np.sort(taken[taken < held]))
 
-    def checked_codes(self, codes: Any, number: int) -> Array:
-        """Return the codes of `number` samples as an array; refuse those that do not fit what is stored."""
-        objects = self._files or (self.ragged and is_cut(codes))
-        stored = None if self._shape is None else self._storage["codes"]
-        if self._sequences is not None and self._shape is not None and not objects:
-            stored = self._sequences.fill(np.empty(0, object), self._shape)
-        return code_array(codes, number, stored, objects)
-
+    @alone
     def compress(self) -> Array:
         """Shrink an overfull buffer to its capacity as in `remove`; return the former slots of evicted samples."""
         if not self._overfull:
@@ -274,6 +296,7 @@ class Buffer:
         self._overfull = False
         return gone
 
+    @alone
     def remove(self, slots: Any) -> None:
         """Delete the samples in `slots` [m]. Others move, so that slots stay 0 … n-1. `seen` does not change."""
         gone = np.unique(np.asarray(slots, np.int64))
@@ -282,6 +305,7 @@ class Buffer:
         self._close_gaps(self.discard(gone))
         self.maintenance.renumbered(self)
 
+    @alone
     def clear(self) -> None:
         """Delete every stored sample. `seen` does not change."""
         self.remove(np.arange(self._count))
@@ -292,7 +316,7 @@ class Buffer:
     @property
     def by_length(self) -> bool:
         """Whether the number of samples that fit depends on their lengths: all enter first, then the rule evicts."""
-        return self.ragged and self._limit is not None
+        return self._ragged and self._limit is not None
 
     def excess_of(self, order: Array) -> int:
         """Return how many samples must go for the others to fit, if they go in the order of slots `order` [n]."""
@@ -323,64 +347,21 @@ class Buffer:
 
     # -- state -----------------------------------------------------------------------------------------------------
 
+    @alone
     def state_dict(self) -> dict[str, Any]:
         """Return everything that decides what the buffer holds and will do: arrays, numbers and strings only."""
-        packed = "codes" if self.ragged else None
-        return {
-            "count": self._count,
-            "seen": self.seen,
-            "since": self.since,
-            "overfull": self._overfull,
-            "capacity": self.capacity,
-            "bound": self._bound,
-            "shape": None if self._shape is None else list(self._shape),
-            "columns": {name: pack(self[name]) if name == packed else np.array(self[name]) for name in self._storage},
-            "index": self.index.state_dict(),
-            "maintenance": self.maintenance.state_dict(),
-            "padding": None if self._sequences is None else self._sequences.padding,
-            "codec": None if self.codec is None else self.codec.state_dict(),
-            "codec_kind": type(self.codec).__name__,
-            "rule": repr(self.maintenance),
-            "rng": rng_state(self._rng),
-        }
+        return saved_state(self)
 
+    @alone
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state from `state_dict` into a buffer made with the same capacity, codec, rule and columns.
 
         A state of a buffer made otherwise is refused, and nothing changes.
         """
-        # States of earlier versions have neither "bound" nor "rule".
-        bound = state.get("bound", self._bound if self._limit else state["capacity"])
-        for part, own, saved in (
-            ("codec", type(self.codec).__name__, state["codec_kind"]),
-            ("rule", repr(self.maintenance), state.get("rule", repr(self.maintenance))),
-            ("capacity", self._bound, bound),
-        ):
-            if own != saved:
-                hint = f"make it with the same {part}"
-                raise GraspError(f"the state is of a buffer with {part} {saved}, this one has {own}; {hint}")
-        columns = dict(state["columns"])
-        padded = self.padding is not None and isinstance(columns.get("codes"), np.ndarray)  # by an earlier version
-        wanted = {"codes", *self._declared} - ({"lengths"} if padded else set())
-        if columns and (differ := wanted ^ columns.keys()):
-            raise GraspError(f"the buffer and the state differ in columns: {', '.join(sorted(differ))}")
-        if self.codec is not None and state["codec"] is not None:
-            self.codec.load_state_dict(state["codec"])
-        if self._sequences is not None:
-            self._sequences.padding = state.get("padding")
-        if padded:
-            columns |= self.cut(columns["codes"])
-        elif columns and self.ragged:
-            columns["codes"] = unpack(columns["codes"])
-        self._storage = Storage(self._storage.folder, columns)
-        self._count, self.seen, self._overfull = int(state["count"]), int(state["seen"]), bool(state["overfull"])
-        self.since = int(state.get("since", 0))  # states of earlier versions have it in the learner
-        self.capacity = state["capacity"]
-        self._shape = None if state["shape"] is None else tuple(state["shape"])
-        self.index.load_state_dict(state["index"])
-        assumed = self.maintenance.assumed(self._count, self.seen)
-        self.maintenance.load_state_dict({**assumed, **state["maintenance"]})
-        restore_rng(self._rng, state["rng"])
+        restore_state(self, state)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_ledger": None}  # a copy owns no folder
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
@@ -392,15 +373,29 @@ class Buffer:
     @property
     def _declared(self) -> Columns:
         """All columns but the codes."""
-        return {**OWN, **({"lengths": ((), np.int64)} if self.ragged else {}), **self.columns}
+        own = {**OWN, **({"lengths": ((), np.int64)} if self._ragged else {}), **self.columns}
+        return own if self._ledger is None else {**own, CHECKS: ((), np.uint64)}
 
     @property
     def _tables(self) -> int:
-        return sum(part.nbytes for part in (self.codec, self._sequences) if part is not None)
+        return 0 if self.codec is None else self.codec.nbytes
 
     @property
     def _sample_bytes(self) -> int:
-        return self._storage.row_bytes - sum(np.dtype(dtype).itemsize for _, dtype in OWN.values())
+        checks = 8 if CHECKS in self._storage else 0  # they protect the files, and are no part of a sample
+        return self._storage.row_bytes - checks - sum(np.dtype(dtype).itemsize for _, dtype in OWN.values())
+
+    def attach(self, storage: Storage, ledger: Ledger, rows: Array, seen: int, since: int) -> None:
+        """Take over the samples in `rows` [n] of a reopened storage; slots without a sample are closed."""
+        self._storage, self._ledger = storage, ledger
+        self._count, self._shape = int(rows.max(initial=-1)) + 1, storage["codes"].shape[1:]
+        self.index.assign(rows, self.labels[rows].astype(np.int64), np.full(self._count, -1, np.int32))
+        self._close_gaps(np.setdiff1d(np.arange(self._count), rows))
+        self.capacity = self._fitting(0)
+        self._overfull = self._excess() > 0
+        self.seen, self.since = max(seen, int(self.births.max(initial=-1)) + 1), since
+        self.maintenance.load_state_dict(self.maintenance.assumed(self._count, self.seen))
+        self.maintenance.renumbered(self)
 
     def _make_room(self, codes: Array, lengths: Array | None, overflow: bool) -> None:
         """Make room for a batch. The first one shows how large a sample is, and so how many fit."""
@@ -416,9 +411,12 @@ class Buffer:
             self._storage.reserve(self._count + len(codes))
         else:
             self._storage.reserve(self.capacity, exactly=True)
+        if self._ledger is not None and self._shape is None:
+            self._ledger.describe(self)
+        self._shape = codes.shape[1:]
 
     def _fitting(self, length: int) -> int | None:
-        return capacity_in_samples(self._given, self._sample_bytes + length, self._tables)
+        return capacity_in_samples(self.given, self._sample_bytes + length, self._tables)
 
     def _excess(self) -> int:
         """Number of samples over the capacity; if lengths differ, as if all had the mean length."""
@@ -445,6 +443,8 @@ class Buffer:
         self.index.rename(source, target, self.labels[source].astype(np.int64))
         for name in self._storage:
             self._storage[name][target] = self._storage[name][source]
-        if self.ragged and self._count:
+        if self._ragged and self._count:
             self._storage["codes"][left : self._count] = None  # release the memory of evicted codes
+        if CHECKS in self._storage:
+            self._storage[CHECKS][left:] = 0
         self._count = left

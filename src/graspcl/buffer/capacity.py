@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 
+from graspcl.checks import shown
 from graspcl.errors import GraspError
 
 # Bytes kept beside each code: label 4, id 8, birth 8, class index 8 and its unused room. 32 bytes suffice for at least
@@ -24,8 +25,10 @@ def parse_bytes(text: str) -> int:
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]+)\s*", text)
     if match is None or match[2].upper() not in _UNITS:
-        raise GraspError(f"{text!r} is not a size; write a number and a unit, such as '1.5GB', '200MB' or '512MiB'")
-    return round(float(match[1]) * _UNITS[match[2].upper()])
+        raise GraspError(f"{shown(text)} is not a size; write a number and a unit, such as '1.5GB' or '512MiB'")
+    if (size := float(match[1]) * _UNITS[match[2].upper()]) >= 2**63:
+        raise GraspError(f"{shown(text)} is more than any machine has; a size must be below 2^63 bytes")
+    return round(size)
 
 
 def capacity_in_samples(capacity: int | str | None, sample_bytes: int, codec_bytes: int) -> int | None:
@@ -43,6 +46,7 @@ def capacity_in_samples(capacity: int | str | None, sample_bytes: int, codec_byt
             least = codec_bytes + sample_bytes + METADATA_BYTES
             raise GraspError(f"a buffer of {capacity} holds no sample: one needs {least:,} bytes with its codec")
         return fits
-    if isinstance(capacity, bool) or not isinstance(capacity, int | np.integer) or capacity < 1:
-        raise GraspError(f"buffer capacity must be a positive number of samples, a size or None, got {capacity!r}")
+    if isinstance(capacity, bool) or not isinstance(capacity, int | np.integer) or not 0 < capacity < 2**63:
+        wanted = "a positive number of samples, a size or None"
+        raise GraspError(f"buffer capacity must be {wanted}, got {shown(capacity)}")
     return int(capacity)

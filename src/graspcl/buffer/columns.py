@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
 Columns = Mapping[str, tuple[tuple[int, ...], Any]]  # name -> (shape of one value, dtype)
 
-# Kept of every sample beside its code and the user's columns.
-OWN: Columns = {"labels": ((), np.int32), "ids": ((), np.int64), "births": ((), np.int64)}
-
 _LARGEST_LABEL = 2**24 - 1  # the class index holds arrays as long as the largest label
 
 
@@ -49,11 +46,22 @@ class Storage(dict[str, Array]):
         for name, value in columns.items():
             self[name][: len(value)] = value
 
-    @staticmethod
-    def check_folder(folder: Path) -> None:
-        """Refuse a folder that would be overwritten."""
-        if any(folder.glob("*.npy")):
-            raise GraspError(f"{folder} already holds arrays; give the buffer an empty folder or load a state_dict()")
+    @classmethod
+    def attach(cls, folder: Path, columns: Columns) -> Storage:
+        """Map the existing files of `columns` in a folder. Some may be longer, if a process died while they grew."""
+        storage = cls(folder)
+        try:
+            for name, (shape, dtype) in columns.items():
+                found = npy.open_memmap(folder / f"{name}.npy", "r+")
+                if (found.shape[1:], found.dtype) != (shape, np.dtype(dtype)):
+                    raise GraspError(f"{folder / name}.npy must hold rows of {np.dtype(dtype)} {list(shape)}")
+                storage[name] = found
+        except (OSError, ValueError) as error:
+            raise GraspError(f"the buffer in {folder} cannot be opened: {name}.npy is damaged ({error})") from error
+        for file in storage._growing():
+            file.unlink()
+        storage.update({name: column[: storage.rows] for name, column in storage.items()})
+        return storage
 
     @property
     def rows(self) -> int:
@@ -83,6 +91,13 @@ class Storage(dict[str, Array]):
             os.replace(file, file.with_suffix(""))
         self.update(grown)
 
+    def flush(self) -> None:
+        """Write mapped columns to the disk."""
+        for column in self.values():
+            mapped = column if isinstance(column, np.memmap) else column.base
+            if isinstance(mapped, np.memmap):
+                mapped.flush()
+
     def _growing(self) -> list[Path]:
         """Files that columns are copied to while they grow. They replace the old ones when all are written."""
         files = [] if self.folder is None else [self.folder / f"{name}.npy.new" for name in self]
@@ -108,9 +123,9 @@ class Storage(dict[str, Array]):
         return column
 
 
-def check_columns(columns: Columns, rule: Maintenance) -> None:
-    """Refuse columns with names of the buffer's own, or without those that the rule needs."""
-    if clash := {"codes", "lengths", *OWN} & columns.keys():
+def check_columns(columns: Columns, taken: set[str], rule: Maintenance) -> None:
+    """Refuse columns with `taken` names, and columns that lack what the rule needs."""
+    if clash := taken & columns.keys():
         raise GraspError(f"a column cannot be named {clash.pop()!r}: the buffer has its own column of that name")
     if missing := sorted(rule.columns - columns.keys()):
         needed = ", ".join(f"{name!r}: (shape, np.float32)" for name in missing)
@@ -118,6 +133,39 @@ def check_columns(columns: Columns, rule: Maintenance) -> None:
             f"{type(rule).__name__} needs columns that the buffer lacks; add columns={{{needed}}} with "
             "shape () for a number and (d,) for a vector, or those of the rule's columns_for(embedding, features)"
         )
+
+
+def check_folder(folder: Path, ragged: bool) -> None:
+    """Refuse a folder that cannot store the columns of a new buffer."""
+    if ragged:
+        raise GraspError("the codec has codes of different lengths, which cannot be mapped: use storage='ram'")
+    if any(folder.glob("*.npy")):
+        hint = f"give the buffer an empty folder, or reopen this one with Buffer.open({str(folder)!r})"
+        raise GraspError(f"{folder} already holds arrays; {hint}")
+
+
+def pack(codes: Array) -> dict[str, Array]:
+    """Turn objects [n] into plain arrays that can be saved: all bytes, the end of each code, and which are paths.
+
+    >>> codes = np.array([b"abc", "d.jpg"], dtype=object)
+    >>> pack(codes)["ends"].tolist(), unpack(pack(codes)).tolist()
+    ([3, 8], [b'abc', 'd.jpg'])
+    """
+    raw = [code if isinstance(code, bytes) else code.encode("utf-8", "surrogateescape") for code in codes]
+    return {
+        "bytes": np.frombuffer(b"".join(raw), np.uint8),
+        "ends": np.cumsum([len(code) for code in raw], dtype=np.int64),
+        "paths": np.array([isinstance(code, str) for code in codes], bool),
+    }
+
+
+def unpack(packed: dict[str, Any]) -> Array:
+    """Return the objects [n] that were given to `pack`."""
+    raw, ends = np.asarray(packed["bytes"], np.uint8).tobytes(), np.asarray(packed["ends"]).tolist()
+    codes = np.empty(len(ends), object)
+    for i, (begin, end, path) in enumerate(zip([0, *ends], ends, np.asarray(packed["paths"]).tolist(), strict=False)):
+        codes[i] = raw[begin:end].decode("utf-8", "surrogateescape") if path else raw[begin:end]
+    return codes
 
 
 # -- what an insertion may bring --------------------------------------------------------------------------------------
@@ -129,7 +177,10 @@ def finite_tensor(inputs: Any) -> torch.Tensor:
 
     if isinstance(inputs, np.ndarray) and not inputs.flags.carray:
         inputs = inputs.copy()  # torch shares no read-only or reversed array
-    tensor = torch.as_tensor(inputs)
+    try:
+        tensor = torch.as_tensor(inputs)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise GraspError(f"inputs must be numbers [n, …], and all rows of one shape: {error}") from error
     if tensor.ndim == 0:
         raise GraspError("inputs must have one row per sample, got a single number")
     if tensor.is_floating_point() and not math.isfinite(tensor.sum()):  # a finite sum has finite parts
@@ -153,9 +204,14 @@ def label_array(labels: Any) -> Array:
 
 def integer_array(values: Any, what: str) -> Array:
     """Return integers [n] as int64."""
-    given = np.asarray(_numpy(values))
+    try:
+        given = np.asarray(_numpy(values))
+    except (TypeError, ValueError) as error:  # ragged
+        raise GraspError(f"{what} must be a vector of integers: {error}") from error
     if given.ndim != 1 or (len(given) and not np.issubdtype(given.dtype, np.integer)):
         raise GraspError(f"{what} must be a vector of integers, got {given.dtype} of shape {given.shape}")
+    if given.dtype == np.uint64 and len(given) and given.max() >= 2**63:
+        raise GraspError(f"{what} must be below 2^63, got {given.max()}; give hashes of 64 bits as int64, or >> 1")
     return given.astype(np.int64)
 
 

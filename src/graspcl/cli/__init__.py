@@ -24,15 +24,36 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     signal.signal(signal.SIGTERM, _stop)
     try:
-        app(sys.argv[1:] if arguments is None else arguments)
+        try:
+            app(_without_nul(sys.argv[1:] if arguments is None else arguments))
+        finally:
+            sys.stdout.flush()  # a full device shows itself here
     except GraspError as error:
-        print(f"graspcl: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
-    except BrokenPipeError:  # the reader has closed the pipe, as `head` does
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (nothing is flushed into the closed pipe at exit)
-        raise SystemExit(141) from None
+        _fail(str(error))
+    except OSError as error:
+        try:
+            sys.stdout.flush()
+        except OSError:
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (nothing more is flushed at exit)
+        if isinstance(error, BrokenPipeError):  # the reader has closed the pipe, as `head` does
+            raise SystemExit(141) from None
+        where = "" if error.filename is None else f"{str(error.filename)[:200]}: "
+        _fail(f"{where}{error.strerror or error}")
+    except MemoryError as error:
+        _fail(f"there is not enough memory: {error or 'use less data, a smaller buffer or fewer workers'}")
     except KeyboardInterrupt:
         _stop(signal.SIGINT)
+
+
+def _without_nul(arguments: Sequence[str]) -> Sequence[str]:
+    if wrong := [one for one in arguments if "\0" in one]:
+        raise GraspError(f"an argument has a NUL character, which no name or setting may have: {wrong[0][:100]!r}")
+    return arguments
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"graspcl: {message}", file=sys.stderr)
+    raise SystemExit(2) from None
 
 
 def _stop(number: int, frame: object = None) -> NoReturn:

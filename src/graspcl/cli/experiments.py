@@ -45,7 +45,10 @@ def demo(
     out: Path = Path("runs"),
     plugin: Plugins = (),
 ) -> None:
-    """Compare GRASP with uniform rehearsal on two real streams.
+    """Learn two real streams week by week, beside simple alternatives.
+
+    GRASP and uniform rehearsal stand beside training without rehearsal (finetune), a logistic regression that is
+    retrained every week (probe) and streaming discriminant analysis (slda).
 
     Parameters
     ----------

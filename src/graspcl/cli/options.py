@@ -32,7 +32,7 @@ Workers = Annotated[AtLeastOne | None, Parameter(help="Processes that run at the
 Out = Annotated[Path, Parameter(help="Folder of all runs; each run gets its own folder below it.")]
 Plugins = Annotated[
     Sequence[Path],
-    Parameter(help="Python file that registers parts of your own; repeatable.", negative=(), show_default=False),
+    Parameter(help="Python file with parts of your own; its code is run.", negative=(), show_default=False),
 ]
 Settings = Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]
 

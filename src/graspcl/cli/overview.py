@@ -32,6 +32,7 @@ def overview(
     output
         Page to write.
     """
+    from graspcl.experiment.folder import RunFolder
     from graspcl.experiment.overview import choose_class, class_picture
     from graspcl.experiment.prediction import load_learner
     from graspcl.random import generator
@@ -41,11 +42,13 @@ def overview(
     if output.is_dir():
         raise GraspError(f"--output must be a file, but {output} is a folder; try {output / 'overview.html'}")
     if class_ is not None and (run / "classes.json").exists():  # check the name before loading the state
-        known = _class_names(run / "classes.json", 0)
+        known = RunFolder(run).class_names()
         if class_ not in known:
             raise GraspError(f"--class {class_!r} is not the name of a class; {nearest(class_, known)}")
-    learner = load_learner(run).learner
-    names = _class_names(run / "classes.json", max(learner.classes, default=-1) + 1)
+    learner, names = load_learner(run).learner, RunFolder(run).class_names()
+    if len(names) <= max(learner.classes, default=-1):
+        least = max(learner.classes) + 1
+        raise GraspError(f"{run / 'classes.json'} must be a list of at least {least} class names, got {len(names)}")
     label = choose_class(learner, names, class_)
     picture = class_picture(learner, label, generator(0, "overview"))
     draws = {"GRASP": picture.grasp, "Uniform": picture.uniform}
@@ -56,15 +59,3 @@ def overview(
     except OSError as error:
         raise GraspError(f"the overview cannot be written to {output}: {error.strerror}") from error
     print(f"wrote {output}: {names[label]}, {len(picture.points)} stored samples")
-
-
-def _class_names(file: Path, number: int) -> list[str]:
-    import json
-
-    try:
-        names = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise GraspError(f"{file} cannot be read: {error}") from error
-    if not isinstance(names, list) or len(names) < number or not all(isinstance(name, str) for name in names):
-        raise GraspError(f"{file} must be a list of at least {number} class names")
-    return names

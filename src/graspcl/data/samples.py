@@ -59,7 +59,10 @@ class Samples(ABC, Generic[Batch]):
 
     def __post_init__(self) -> None:
         for column in ("labels", "ids", "train", "test"):
-            array = np.array(getattr(self, column), dtype=np.int64)
+            given = np.asarray(getattr(self, column))
+            if given.dtype.kind == "O" or (given.dtype.kind == "u" and (given > np.iinfo(np.int64).max).any()):
+                raise GraspError(f"{self.name}: {column} must be whole numbers below 2^63")
+            array = np.array(given, dtype=np.int64)
             array.setflags(write=False)
             setattr(self, column, array)
         self.classes, self.problems = list(self.classes), list(self.problems)

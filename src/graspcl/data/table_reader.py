@@ -3,12 +3,16 @@
 Each format has a reader that yields `Record`s: the wanted columns of a row, or what is wrong with it. Rows are counted
 as other programs do: as in a spreadsheet, where the header is row 1 and a field of several lines is part of one row;
 lines of a JSONL file from 1; rows of a Parquet file from 1.
+
+A row that is longer than `graspcl.limits` allows is left out like a malformed one.
 """
 
 from __future__ import annotations
 
 import csv
+import io
 import json
+import os
 import re
 import reprlib
 import threading
@@ -23,8 +27,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from graspcl.errors import GraspError, require
+from graspcl.files import bounded_lines, open_regular
+from graspcl.limits import TEXT, beyond, limit, unpacks_too_far, variable
 
 _LONG = 20_000  # characters; longer texts are reported
+_MANY = 10_000  # problems of a table that are listed; the others are counted
+_PATIENCE = 20  # how often all lines of a file may be read again because of open quotes
 _BOM = b"\xef\xbb\xbf"
 _NO_LABEL = ("", "nan", "NaN")  # what files contain in place of a missing label
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?(e[+-]?[0-9]+)?", re.IGNORECASE)
@@ -68,9 +76,8 @@ def read_rows(path: Path, text: str | Sequence[str], label: str) -> Rows:
     CSV and TSV files have no types. There, a text may be a number. Labels that are all numbers count by value: 1 and
     1.0 are one class, and 0.5 is refused. A label of nan is a missing label.
     """
-    kind = _kind(path)
-    records = _read(path, READERS[kind], wanted_columns(text, label))
-    return collect(str(path), _with_typed_labels(list(records)) if kind in (".csv", ".tsv") else records)
+    records = _read(path, READERS[_kind(path)], wanted_columns(text, label))
+    return collect(str(path), _with_typed_labels(list(records)) if _kind(path) in (".csv", ".tsv") else records)
 
 
 def collect(where: str, records: Iterable[Record]) -> Rows:
@@ -80,7 +87,7 @@ def collect(where: str, records: Iterable[Record]) -> Rows:
     >>> rows.texts, rows.labels, rows.problems
     (['Rates fall.'], ['Business'], ['news.csv row 3: empty text'])
     """
-    rows = Rows(where)
+    rows, more = Rows(where), 0
     for row, values, fault, _ in records:
         if not fault:
             try:
@@ -90,13 +97,19 @@ def collect(where: str, records: Iterable[Record]) -> Rows:
             else:
                 rows.texts.append(text)
                 rows.labels.append(label)
-                if len(text) > _LONG:
+                if len(text) > TEXT:
+                    fault = f"{len(text):,} characters; only the first {TEXT:,} are used"
+                elif len(text) > _LONG:
                     fault = f"{len(text):,} characters; kept, but a transformer reads only its first tokens"
-        if fault:
+        if fault and len(rows.problems) < _MANY:
             rows.problems.append(f"{where} row {row}: {fault}")
+        elif fault:
+            more += 1
     if not rows.texts:
-        bad = f"; bad rows: {len(rows.problems)}, the first: {rows.problems[0]}" if rows.problems else ""
+        bad = f"; bad rows: {len(rows.problems) + more}, the first: {rows.problems[0]}" if rows.problems else ""
         raise GraspError(f"{where} has no usable rows{bad}")
+    if more:
+        rows.problems.append(f"{where}: {more:,} more rows with problems")
     return rows
 
 
@@ -168,7 +181,7 @@ def check_columns(where: str, columns: Sequence[str], wanted: Wanted) -> None:
 def _kind(path: Path) -> str:
     """Return the ending of a table's name, in lower case; refuse what is no table."""
     kind = path.suffix.lower()
-    if not path.exists():
+    if not os.path.lexists(path):
         raise GraspError(f"there is no file or folder {path}")
     if kind not in READERS:
         raise GraspError(f"{path} is not a table; its name must end in one of {', '.join(READERS)}")
@@ -180,24 +193,33 @@ def _kind(path: Path) -> str:
 
 def _read(path: Path, reader: Reader, wanted: Wanted) -> Iterator[Record]:
     try:
-        with open(path, "rb") as handle:
+        with open_regular(path) as handle:
             if handle.read(2) in (b"\xff\xfe", b"\xfe\xff"):
                 raise GraspError(f"{path} is in UTF-16; save it as UTF-8")
+            if fault := beyond("bytes", handle.seek(0, io.SEEK_END), "table"):
+                raise GraspError(f"{path} is not read: {fault}")
         yield from reader(path, wanted)
     except OSError as error:
         raise GraspError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 def _read_lines(path: Path, wanted: Wanted) -> Iterator[Record]:
-    with open(path, encoding="utf-8-sig", errors="surrogateescape") as lines:
-        for row, line in enumerate(lines, start=1):
-            yield Record(row, (line.rstrip("\n"),))
+    with open(path, encoding="utf-8-sig", errors="surrogateescape") as file:
+        for row, line in enumerate(bounded_lines(file, limit("row")), start=1):
+            yield Record(row, fault=_too_long()) if line is None else Record(row, (line.rstrip("\n"),))
+
+
+def _too_long() -> str:
+    return f"more than {limit('row'):,} characters (set {variable('row')} to read it)"
 
 
 def _read_jsonl(path: Path, wanted: Wanted) -> Iterator[Record]:
     columns: dict[str, None] = {}  # in the order in which they occur
-    with open(path, "rb") as lines:
-        for row, line in enumerate(lines, start=1):
+    with open(path, "rb") as file:
+        for row, line in enumerate(bounded_lines(file, limit("row")), start=1):
+            if line is None:
+                yield Record(row, fault=_too_long())
+                continue
             line = (line.removeprefix(_BOM) if row == 1 else line).strip()
             if not line:
                 continue
@@ -237,6 +259,9 @@ def _read_parquet(path: Path, wanted: Wanted) -> Iterator[Record]:
     try:
         with parquet.ParquetFile(path) as file:
             check_columns(str(path), file.schema_arrow.names, wanted)
+            if fault := _parquet_fault(file, names, os.path.getsize(path)):
+                raise GraspError(f"{path} is not read: {fault}")
+        with parquet.ParquetFile(path, read_dictionary=names) as file:
             for batch in file.iter_batches(columns=names):
                 for values in zip(*(_arrow_values(batch.column(name)) for name in names), strict=True):
                     yield Record(next(rows), values)
@@ -245,8 +270,23 @@ def _read_parquet(path: Path, wanted: Wanted) -> Iterator[Record]:
         raise GraspError(f"{path} cannot be read as a Parquet file: {reason}") from error
 
 
+def _parquet_fault(file: Any, names: Sequence[str], size: int) -> str:
+    """Return why a Parquet file is not read: a few bytes may stand for any number of rows."""
+    data = file.metadata
+    groups = [data.row_group(number) for number in range(data.num_row_groups)]
+    columns = [group.column(place) for group in groups for place in range(group.num_columns)]
+    unpacked = sum(one.total_uncompressed_size for one in columns if one.path_in_schema.partition(".")[0] in names)
+    nested = [name for name in names if file.schema_arrow.field(name).type.num_fields]
+    if nested:
+        return f"its column {nested[0]!r} is a {file.schema_arrow.field(nested[0]).type}, not texts"
+    return beyond("rows", data.num_rows, "rows") or unpacks_too_far(size, unpacked)
+
+
 def _arrow_values(column: Any) -> list[Any]:
-    """Return the values of a pyarrow column, as bytes if some of its texts are not UTF-8."""
+    """Return the values of a pyarrow column, as bytes if some texts are not UTF-8. Equal texts are one object."""
+    if hasattr(column, "dictionary"):
+        values = [*_arrow_values(column.dictionary), None]
+        return [values[place] for place in column.indices.fill_null(len(values) - 1).to_pylist()]
     try:
         return list(column.to_pylist())
     except UnicodeDecodeError:
@@ -256,18 +296,22 @@ def _arrow_values(column: Any) -> list[Any]:
 def _read_delimited(path: Path, wanted: Wanted, delimiter: str = ",") -> Iterator[Record]:
     """Read a CSV file. If `delimiter` does not split the header, try others.
 
-    An open quote swallows lines up to the next quote or the end of the file. These lines are read again as rows.
+    An open quote swallows lines up to the next quote, the end of the file, or the limit of a row. These lines are read
+    again as rows. In a file with so many open quotes that this takes long, the later ones end with their line.
     """
     # Bytes that are not UTF-8 become lone surrogates, so that they spoil only their own row.
     with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as handle:
-        lines = handle.readlines()
+        found = list(bounded_lines(handle, limit("row")))
+    lines, long = [line or "" for line in found], {place for place, line in enumerate(found) if line is None}
     if not lines:
         raise GraspError(f"{path} is empty")
+    patience, reach = _PATIENCE * len(lines), len(lines)  # lines to read again, and lines that a quote may span
 
     def rows_from(line: int) -> Any:  # mypy has no name for the type of a CSV reader
-        return csv.reader(map(lines.__getitem__, range(line, len(lines))), delimiter=delimiter, strict=True)
+        some = range(line, min(len(lines), line + reach))
+        return csv.reader(map(lines.__getitem__, some), delimiter=delimiter, strict=True)
 
-    with _no_field_limit():
+    with _field_limit(limit("row")):
         delimiter = _delimiter(lines[0], delimiter)
         first, swallowed = 0, 0  # the first line of the reader, and the line after those that open quotes swallowed
         reader = rows_from(first)
@@ -276,26 +320,31 @@ def _read_delimited(path: Path, wanted: Wanted, delimiter: str = ",") -> Iterato
         except csv.Error as error:
             raise GraspError(f"{path} row 1, the header, is malformed: {error}") from error
         check_columns(str(path), header, wanted)
-        places = [header.index(name) for _, name in wanted]
-        for row in count(2):
-            start = first + reader.line_num
+        places, row = [header.index(name) for _, name in wanted], 1
+        while (start := first + reader.line_num) < len(lines):
+            row += 1
             try:
                 fields = next(reader)
-            except StopIteration:
-                return
+            except StopIteration:  # the end of what an open quote may span
+                first, reader, row = start, rows_from(start), row - 1
+                continue
             except csv.Error as error:
                 swallowed = max(swallowed, first + reader.line_num)
+                patience -= first + reader.line_num - start
+                reach = reach if patience > 0 else 1
                 first = start + 1
                 reader = rows_from(first)
                 yield Record(row, fault=f"malformed, is a quote left open? ({error})")
                 continue
-            if not fields:
+            if long and not long.isdisjoint(range(start, first + reader.line_num)):
+                yield Record(row, fault=_too_long())
+            elif not fields:
                 continue  # a blank line
-            if len(fields) == len(header):
+            elif len(fields) == len(header):
                 yield Record(row, tuple(fields[place] for place in places), reread=start < swallowed)
             else:
-                found = "1 column" if len(fields) == 1 else f"{len(fields)} columns"
-                yield Record(row, fault=f"{found} where the header has {len(header)}")
+                said = "1 column" if len(fields) == 1 else f"{len(fields)} columns"
+                yield Record(row, fault=f"{said} where the header has {len(header)}")
 
 
 READERS: dict[str, Reader] = {
@@ -320,14 +369,14 @@ def _delimiter(header: str, usual: str) -> str:
 
 
 @contextmanager
-def _no_field_limit() -> Iterator[None]:
-    """Lift the csv module's limit of the field size. It is global, so one reader at a time changes and restores it."""
+def _field_limit(most: int) -> Iterator[None]:
+    """Set the csv module's limit of the field size. It is global, so one reader at a time changes and restores it."""
     with _field_limit_in_use:
-        limit = csv.field_size_limit(2**31 - 1)
+        before = csv.field_size_limit(min(most, 2**31 - 1))
         try:
             yield
         finally:
-            csv.field_size_limit(limit)
+            csv.field_size_limit(before)
 
 
 def _with_typed_labels(records: Sequence[Record]) -> Iterator[Record]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -33,8 +34,9 @@ class TextTable(Samples[list[str]]):
     sorted, by value if all are numbers.
 
     Rows are left out if they have no text or no label (nan counts as none), a text that is not a string, a fraction as
-    a label, the wrong number of columns, or if they are malformed or not UTF-8. `problems` names each by file and row.
-    It also names texts of more than 20,000 characters, which are kept. `ids` and `version` are hashes of the texts.
+    a label, the wrong number of columns, or if they are malformed, not UTF-8 or longer than `graspcl.limits` allows.
+    `problems` names each by file and row, up to 10,000 of them. It also names texts of more than 20,000 characters,
+    which are kept; networks read at most the first 100,000. `ids` and `version` are hashes of the texts.
 
     Args:
         path: one file; a pair of files to train and to test on; a folder with `train.csv` and `test.csv` (or another
@@ -113,7 +115,7 @@ def _read_parts(
     elif on_hub:
         name, config = hub_name(str(path))
         files = load_splits(name, config)
-    elif Path(path).is_dir():
+    elif os.path.isdir(path):
         training_table(Path(path))  # there must be one
         name, files = Path(path).resolve().name, table_files(Path(path))
     else:
@@ -154,7 +156,7 @@ def table_files(folder: Path) -> dict[str, Path]:
     files: dict[str, Path] = {}
     for file in list_folder(folder):
         role = file.stem.lower()
-        if role in ("train", "test", *_VALS) and file.suffix.lower() in READERS and file.is_file():
+        if role in ("train", "test", *_VALS) and file.suffix.lower() in READERS and os.path.isfile(file):
             if role in files:
                 raise GraspError(f"{folder} has both {files[role].name} and {file.name}; remove one of them")
             files[role] = file

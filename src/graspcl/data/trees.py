@@ -7,13 +7,15 @@ import re
 import threading
 import zipfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from graspcl.errors import GraspError
+from graspcl.files import read_regular, walk
+from graspcl.limits import beyond, unpacks_too_far
 
 
 class Tree(ABC):
@@ -37,12 +39,21 @@ class Tree(ABC):
         return {name.partition("/")[0] for name in self._visible if "/" in name}
 
     @cached_property
+    def problems(self) -> list[str]:
+        """A message for each file or folder that is left out."""
+        return self._listed[1]
+
+    @cached_property
     def _visible(self) -> dict[str, int]:
-        return {name: size for name, size in self._entries() if name and not _is_hidden(name)}
+        return {name: size for name, size in self._listed[0].items() if name and not _is_hidden(name)}
+
+    @cached_property
+    def _listed(self) -> tuple[dict[str, int], list[str]]:
+        return self._entries()
 
     @abstractmethod
-    def _entries(self) -> Iterable[tuple[str, int]]:
-        """Return names and sizes of all files, and names of all folders, which end in a slash."""
+    def _entries(self) -> tuple[dict[str, int], list[str]]:
+        """Return sizes of all files by name, with folders, whose names end in a slash, and what is left out."""
 
     @abstractmethod
     def read(self, name: str) -> bytes:
@@ -69,29 +80,32 @@ File = tuple[Tree, str]  # a file: its tree, and its name in the tree
 
 
 class FolderTree(Tree):
-    """Files below a folder. Links are followed."""
+    """Files below a folder, as `walk` finds them: regular files, each folder once. Links are followed."""
 
     def __init__(self, root: Path, title: str = "") -> None:
         self._root = root
         self.title = title or root.name or root.resolve().name
 
-    def _entries(self) -> Iterable[tuple[str, int]]:
+    def _entries(self) -> tuple[dict[str, int], list[str]]:
         try:
-            return list(_walk(self._root))
+            return walk(self._root)
         except OSError as error:
-            raise GraspError(f"{error.filename or self._root} cannot be read: {error.strerror}") from error
+            raise GraspError(f"{self._root} cannot be read: {error.strerror}") from error
 
     @cached_property
     def files(self) -> set[str]:  # without listing the folders below
-        return {path.name for path in list_folder(self._root) if path.is_file()}
+        return {path.name for path in list_folder(self._root) if os.path.isfile(path)}
 
     def size(self, name: str) -> int | None:  # without listing all files
         path = self._root / name
-        return os.path.getsize(path) if os.path.isfile(path) else None
+        if os.path.isfile(path):
+            return os.path.getsize(path)
+        # What is there but cannot be read, such as a broken link, is reported when it is read.
+        return 0 if os.path.lexists(path) and not os.path.isdir(path) else None
 
     def read(self, name: str) -> bytes:
         try:
-            return (self._root / name).read_bytes()
+            return read_regular(self._root / name)
         except OSError as error:
             raise GraspError(f"{self.where(name)} cannot be read: {error.strerror}") from error
 
@@ -99,10 +113,10 @@ class FolderTree(Tree):
         return str(self._root / name)
 
     def part(self, name: str) -> Tree | None:
-        if (self._root / name).is_dir():
+        if os.path.isdir(self._root / name):
             return FolderTree(self._root / name, name)
         archive = self._root / f"{name}.zip"
-        return ZipTree(archive) if archive.is_file() else None
+        return ZipTree(archive) if os.path.isfile(archive) else None
 
     def path(self, name: str) -> Path | None:
         return self._root / name
@@ -122,21 +136,31 @@ class ZipTree(Tree):
         self._archives: dict[int, zipfile.ZipFile] = {}
         with self._archive() as archive:
             names = [name for name in archive.namelist() if not _is_hidden(name)]
+            unpacked = sum(member.file_size for member in archive.infolist())
+        if fault := unpacks_too_far(os.path.getsize(file), unpacked):
+            raise GraspError(f"{file} is not read: {fault}")
         wrap = f"{file.stem}/"
         self._inside = inside or (wrap if all(name.startswith(wrap) for name in names) else "")
         self.title = self._inside.rstrip("/").rpartition("/")[2] or file.stem
 
-    def _entries(self) -> Iterable[tuple[str, int]]:
+    def _entries(self) -> tuple[dict[str, int], list[str]]:
         with self._archive() as archive:
             sizes = [(member.filename, member.file_size) for member in archive.infolist()]
-        return ((name.removeprefix(self._inside), size) for name, size in sizes if name.startswith(self._inside))
+        own = {name.removeprefix(self._inside): size for name, size in sizes if name.startswith(self._inside)}
+        return own, []
 
     def read(self, name: str) -> bytes:
         with self._archive() as archive:
             try:
-                return archive.read(self._inside + name)
+                member = archive.getinfo(self._inside + name)
+                fault = beyond("bytes", member.file_size, "file")
+                fault = fault or unpacks_too_far(member.compress_size, member.file_size)
+                content = b"" if fault else archive.read(member)  # never more than the size in the header
             except Exception as error:  # damaged, encrypted and missing members raise errors of many kinds
                 raise GraspError(f"{self.where(name)} cannot be read: {error}") from error
+        if fault:
+            raise GraspError(f"{self.where(name)} cannot be read: {fault}")
+        return content
 
     def where(self, name: str = "") -> str:
         member = self._inside + name
@@ -151,7 +175,7 @@ class ZipTree(Tree):
         with self._locks.setdefault(process, threading.Lock()):
             try:
                 archive = self._archives.get(process) or zipfile.ZipFile(self._file)
-            except (OSError, zipfile.BadZipFile) as error:
+            except Exception as error:  # a damaged directory raises errors of many kinds
                 reason = getattr(error, "strerror", None) or error
                 raise GraspError(f"{self._file} cannot be read as a zip file: {reason}") from error
             self._archives[process] = archive
@@ -163,11 +187,11 @@ class ZipTree(Tree):
 
 def open_tree(path: Path) -> Tree:
     """Open a folder or a zip file."""
-    if path.is_dir():
+    if os.path.isdir(path):
         return FolderTree(path)
-    if path.suffix.lower() == ".zip" and path.is_file():
+    if path.suffix.lower() == ".zip" and os.path.isfile(path):
         return ZipTree(path)
-    if path.exists():
+    if os.path.exists(path):
         raise GraspError(f"{path} is neither a folder of images nor a .zip file; for a table use `graspcl run texts`")
     raise GraspError(f"there is no image folder at {path}")
 
@@ -175,7 +199,7 @@ def open_tree(path: Path) -> Tree:
 def find_file(given: str | Path, tree: Tree, what: str) -> File:
     """Find a file that is given as a path or as a name in a tree."""
     path = Path(given)
-    if path.is_file():
+    if os.path.isfile(path):
         return FolderTree(path.parent), path.name
     if tree.size(str(given)) is not None:
         return tree, str(given)
@@ -197,16 +221,6 @@ def list_folder(folder: Path) -> list[Path]:
         return sorted(path for path in folder.iterdir() if not _is_hidden(path.name))
     except OSError as error:
         raise GraspError(f"{folder} cannot be read: {error.strerror}") from error
-
-
-def _walk(folder: str | Path, prefix: str = "") -> Iterator[tuple[str, int]]:
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir():
-                yield f"{prefix}{entry.name}/", 0
-                yield from _walk(entry.path, f"{prefix}{entry.name}/")
-            else:
-                yield prefix + entry.name, entry.stat().st_size
 
 
 def _is_hidden(name: str) -> bool:

@@ -33,8 +33,9 @@ Found = tuple[Any, str]  # a value and its reason; without a reason it has no ef
 _TEST_SHARE = 0.2
 _SESSIONS = 5  # at most
 _SMALL, _ENLARGED = 64, 128  # images with a shorter side up to the first are enlarged to the second
-# The side of larger images, by their number. Two cores encode 60 images of 224 pixels in a second, 120 of 160 pixels.
-_SIDES = ((20_000, 224), (40_000, 192), (math.inf, 160))
+# The side of larger images, by their number. One core encodes 30 images of 224 pixels in a second, 60 of 160 pixels;
+# to rehearse one takes about as long as to encode it.
+_SIDES = ((3_000, 224), (20_000, 160), (math.inf, 128))
 _TOKENS, _QUANTILE = 128, 0.98  # at most, and the share of the texts that are not cut
 _BUFFER = "2GB"
 _LOOKED_AT = 1000  # samples whose sizes or lengths are looked at
@@ -146,7 +147,7 @@ def _pixels(facts: Facts) -> Found:
     if side <= _SMALL:
         return _ENLARGED, f"images of {side} pixels are enlarged"
     pixels = next(pixels for limit, pixels in _SIDES if number <= limit)
-    return pixels, f"{number:,} images of {side} pixels, encoded in minutes"
+    return pixels, f"{number:,} images of {side} pixels, learned in minutes"
 
 
 def _max_tokens(facts: Facts) -> Found:

@@ -4,7 +4,7 @@ config.toml        every setting; `graspcl run config.toml` repeats the run
 environment.json   versions, processor, threads, fingerprint of the data
 classes.json       names of the classes, by label
 stream.npz         which samples arrive when
-metrics.jsonl      one line per session, appended while the run works
+metrics.jsonl      one line per session, written when it ends
 predictions.npz    test labels, and predictions after the base and after each session
 plans/             per session: which samples were stored, and which of them each mini-batch used
 drift.npz          representation drift after every update, if measured
@@ -12,12 +12,12 @@ problems.json      problems of the data, if any
 checkpoints/       states to resume from; after the last session, the final state
 progress.json      exists while a process works: which one, and how far it is
 summary.json       written last: a folder without it holds an unfinished run
+checksums.json     checksums of the texts above; arrays and states carry their own
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import platform
 import re
@@ -26,22 +26,23 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from graspcl.cache import lock
 from graspcl.checks import Array
 from graspcl.errors import GraspError
+from graspcl.integrity import CHECKSUMS, Damaged, list_texts, pack_arrays, read_text
 from graspcl.settings.config import Config, as_plain, identity
 from graspcl.settings.read import flatten, from_plain, read_toml, settled
 from graspcl.state import drop_unfinished, load_state, save_state, write_whole
 
 # What a run may leave that is killed before it writes its settings.
-_EARLY_FILES = re.compile(r"\.lock|base|failure\.txt|progress\.json|(progress\.json|config\.toml)\.\d+\.part")
+_EARLY_FILES = re.compile(
+    r"\.lock|base|failure\.txt|(progress|checksums)\.json|((progress|checksums)\.json|config\.toml)\.\d+\.part"
+)
 _CHECKPOINTS = 2  # kept: if the last one is damaged, the one before it is used
 
 
 class RunFolder:
-    """The files of one run. Each is replaced in one step, except metrics.jsonl, which grows by lines."""
+    """The files of one run. Each is replaced in one step, and verified when it is read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -105,8 +106,8 @@ class RunFolder:
 
     def _read_json(self, name: str) -> Any:
         try:
-            return json.loads((self.path / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            return json.loads(read_text(self.path / name))
+        except (OSError, ValueError, RecursionError) as error:
             raise GraspError(f"{self.path / name} cannot be read: {error}") from error
 
     def clear(self) -> None:
@@ -121,26 +122,27 @@ class RunFolder:
         """Write config.toml."""
         import tomli_w
 
-        self._write("config.toml", tomli_w.dumps(config).encode())
+        self.write_texts({"config.toml": tomli_w.dumps(config)})
 
     def write_json(self, name: str, value: Any) -> None:
         """Write NAME.json."""
-        self._write(f"{name}.json", json.dumps(value, indent=2).encode())
+        self.write_texts({f"{name}.json": json.dumps(value, indent=2)})
 
     def write_metrics(self, records: list[dict[str, Any]]) -> None:
-        """Write metrics.jsonl with just these lines, when a run resumes from a checkpoint."""
-        self._write("metrics.jsonl", "".join(json.dumps(record) + "\n" for record in records).encode())
-
-    def append_metrics(self, record: dict[str, Any]) -> None:
-        """Append a line to metrics.jsonl."""
-        with _disk_errors(self.path), open(self.path / "metrics.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        """Write metrics.jsonl, one line per session."""
+        self.write_texts({"metrics.jsonl": "".join(json.dumps(record) + "\n" for record in records)})
 
     def write_arrays(self, name: str, **arrays: Array) -> None:
         """Write NAME.npz, compressed."""
-        content = io.BytesIO()
-        np.savez_compressed(content, **arrays)  # type: ignore[arg-type]
-        self._write(f"{name}.npz", content.getvalue())
+        self._write(f"{name}.npz", pack_arrays(arrays))
+
+    def write_texts(self, texts: dict[str, str]) -> None:
+        """Write texts by name; their checksums come first, so that a killed run leaves no text unlisted."""
+        contents = {name: text.encode() for name, text in texts.items()}
+        with _disk_errors(self.path):
+            listed = list_texts(self.path, contents)
+        for name, content in {CHECKSUMS: listed, **contents}.items():
+            self._write(name, content)
 
     def _write(self, name: str, content: bytes) -> None:
         with _disk_errors(self.path):
@@ -161,7 +163,7 @@ class RunFolder:
             drop_unfinished(folder)
         for path in reversed(self._checkpoints()):
             try:
-                state = load_state(path)
+                state = load_state(path, note)
                 if "stream" not in state:
                     raise GraspError(f"the checkpoint {path} does not belong to a run")
                 return state
@@ -181,9 +183,11 @@ class RunFolder:
 
 @contextlib.contextmanager
 def _disk_errors(path: Path) -> Iterator[None]:
-    """Turn a full disk or a missing folder into a readable error."""
+    """Turn a full disk, a missing folder or damaged checksums into a readable error."""
     try:
         yield
+    except Damaged as error:
+        raise GraspError(f"the run folder {path} cannot be written: {error}") from error
     except OSError as error:
         raise GraspError(f"the run folder {path} cannot be written: {error.strerror}") from error
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import math
 import os
 import socket
@@ -14,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from graspcl.experiment.measure import session_budget
+from graspcl.integrity import seal_object
 from graspcl.learner import Rehearsal
+from graspcl.machine import process_start
 from graspcl.settings.config import BudgetConfig
 from graspcl.state import write_whole
 from graspcl.stream import Stream
@@ -73,9 +74,10 @@ class ProgressFile:
         """Rewrite the file if it is old enough; writing takes at most a twentieth of the time."""
         if (begin := time.monotonic()) < self._due:
             return
-        facts = {**self._facts, "pid": os.getpid(), "host": socket.gethostname(), "time": time.time()}
+        process = {"pid": os.getpid(), "started": process_start(os.getpid()), "host": socket.gethostname()}
+        facts = {**self._facts, **process, "time": time.time()}
         with contextlib.suppress(OSError):
-            write_whole(self._file, lambda file: file.write(json.dumps(facts).encode()))
+            write_whole(self._file, lambda file: file.write(seal_object(facts)))
         now = time.monotonic()
         self._due = now + max(_PAUSE, 20 * (now - begin))
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from graspcl.cache import lock
 from graspcl.errors import GraspError, nearest, require
+from graspcl.integrity import Damaged, read_object, read_text, seal_object
 from graspcl.settings.read import flatten
 from graspcl.state import write_whole
 
@@ -191,20 +192,19 @@ def _listed(names: str | None) -> list[str]:
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """Read metrics.jsonl of a run."""
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in read_text(folder / "metrics.jsonl").splitlines()]
 
 
 def logged(folder: Path, name: str) -> dict[str, Any]:
     """Return how far a logger is: its last `session`, and whether it has the end."""
     try:
-        found = json.loads((folder / "logs" / f"{name}.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_object((folder / "logs" / f"{name}.json").read_bytes())
+    except (OSError, Damaged):
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _remember(folder: Path, name: str, **progress: Any) -> None:
-    content = json.dumps({**logged(folder, name), **progress}).encode()
+    content = seal_object({**logged(folder, name), **progress})
     write_whole(folder / "logs" / f"{name}.json", lambda file: file.write(content))
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from graspcl.checks import Array
 from graspcl.codec import Codec, Encoded, Identity, codecs
 from graspcl.data import Samples, data_sources
+from graspcl.data.samples import few
 from graspcl.errors import GraspError
 from graspcl.experiment.folder import RunFolder
 from graspcl.experiment.prepare import make_learner
@@ -62,6 +63,10 @@ def load_learner(folder: Path) -> Learned:
         raise GraspError(f"the run in {folder} cannot be loaded: {error}") from error
     if not learner.classes:
         raise GraspError(f"the run in {folder} has learned no class: there is nothing to predict")
+    weights = learner.network.state_dict().items()
+    if broken := [name for name, value in weights if value.is_floating_point() and not value.isfinite().all()]:
+        why = f"NaN or infinite weights in {few(broken)}"
+        raise GraspError(f"the run in {folder} cannot predict: {why}; run it again with a lower learning rate")
     return Learned(learner, names, config)
 
 

@@ -15,6 +15,7 @@ from graspcl.data.hub import HUB
 from graspcl.errors import GraspError
 from graspcl.experiment.prepare import EncodedTexts, open_data
 from graspcl.images import thumbnail
+from graspcl.integrity import read_text
 from graspcl.settings.read import from_plain, read_toml
 
 _PIXELS, _CHARACTERS = 72, 120  # at most
@@ -61,7 +62,7 @@ def open_samples(folder: Path) -> RunSamples:
     if config.data.path.startswith(HUB):
         raise GraspError(f"the data {config.data.path} are on the hub, and a report downloads nothing")
     samples, _ = open_data(config)
-    if samples.fingerprint() != json.loads((folder / "environment.json").read_text(encoding="utf-8"))["fingerprint"]:
+    if samples.fingerprint() != json.loads(read_text(folder / "environment.json"))["fingerprint"]:
         raise GraspError(f"the data at {config.data.path} have changed since the run")
     inner = samples
     while isinstance(inner, View):

@@ -20,6 +20,7 @@ from graspcl.experiment.folder import RunFolder, environment
 from graspcl.experiment.live import ProgressFile, one_line, planned
 from graspcl.experiment.loggers import catch_up, make_loggers
 from graspcl.experiment.prepare import Prepared, PreparedCache, learn_base
+from graspcl.experiment.signals import StopSignals
 from graspcl.learner import Diverged, Rehearsal, SessionLog
 from graspcl.metric import accuracies, head_and_tail, summarise_drift
 from graspcl.policy import Budget
@@ -91,13 +92,14 @@ class _RunLoop:
         self.held_out: measure.HeldOut | None = None
         if config.rehearses and (config.stop.patience is not None or config.stop.keep is not None):
             rng = generator(config.seed, "held out")
-            self.held_out = measure.HeldOut(config.stop, self.learner.buffer.codec, rng, self.learner.buffer.padding)
+            self.held_out = measure.HeldOut(config.stop, self.learner.buffer.codec, rng)
         self.records: list[dict[str, Any]] = []
         self.predictions: list[Array] = []
         self.drift: dict[str, Array] = {}  # curves: session_1 as a norm, mse_1 as a mean squared difference, and so on
         self.seconds, self._started = 0.0, time.perf_counter()
         self._saved, self._pause = self._started, config.checkpoint.seconds
         self._energy = measure.EnergyMeter()
+        self._signals = StopSignals(progress.note)
         self._interrupted = self._restore(base)
         self.logger = make_loggers(config.log, progress.note)
         self.logger.begin(as_plain(config), folder.path)
@@ -108,7 +110,7 @@ class _RunLoop:
         """Run to the end of the stream; return the summary."""
         title = f"{self.config.name}: {self.config.label}, seed {self.config.seed}"
         plan = planned(self.config.budget, self.stream, self.fits)
-        with self.progress.task(title, sum(plan)) as advance:
+        with self.progress.task(title, sum(plan)) as advance, self._signals:
             self.live.follow(plan, advance)
             if self._interrupted is not None:
                 self._session(len(self.records) + 1, self._interrupted)
@@ -124,7 +126,9 @@ class _RunLoop:
                 self.live.beat()
                 if chunk.ends_session:
                     self._session(chunk.session)
-        return self._conclude()
+                elif self._signals.asked is not None:
+                    self._save_if_due(lambda: None)
+            return self._conclude()
 
     def _session(self, number: int, state: dict[str, Any] | None = None) -> None:
         """Rehearse for one session, or for the rest of an interrupted one, and record it."""
@@ -195,7 +199,7 @@ class _RunLoop:
         if log is not None:
             self.progress.note(one_line(record, len(self.stream.sessions)))
         self.records.append(record)
-        self.folder.append_metrics(record)
+        self.folder.write_metrics(self.records)
         self.logger.session(record)
         tests = {"labels": self.tests.labels, "arrived": self.tests.arrived}
         self.folder.write_arrays("predictions", **tests, predictions=np.stack(self.predictions))
@@ -294,13 +298,19 @@ class _RunLoop:
         self.predictions.append(self.tests.predict(self.learner, 0)[0])
 
     def _save_if_due(self, session: Callable[[], dict[str, Any] | None]) -> None:
-        """Save a checkpoint if the last one is old enough; saving takes at most a twentieth of the time."""
-        if time.perf_counter() - self._saved >= self._pause:
+        """Save a checkpoint if the last one is old enough, or before the run is stopped.
+
+        Saving takes at most a twentieth of the time.
+        """
+        stopping = self._signals.asked is not None
+        if stopping or time.perf_counter() - self._saved >= self._pause:
             begin = time.perf_counter()
             self._save(session())
             self._saved = time.perf_counter()
             if self.config.checkpoint.seconds:
                 self._pause = max(self.config.checkpoint.seconds, 20 * (self._saved - begin))
+        if stopping:
+            self._signals.leave()
 
     def _save(self, session: dict[str, Any] | None) -> None:
         state = {

@@ -120,9 +120,8 @@ def _task(config: Config, folder: Path, cache: PreparedCache | None, only_base: 
     except GraspError as error:
         return str(error)
     except Exception as error:
-        with contextlib.suppress(OSError):
-            place.mkdir(parents=True, exist_ok=True)
-            (place / "failure.txt").write_text(traceback.format_exc(), encoding="utf-8")
+        with contextlib.suppress(GraspError):  # the disk may be full
+            RunFolder(place).write_texts({"failure.txt": traceback.format_exc()})
         return f"{type(error).__name__}: {error} ({place / 'failure.txt'})"
     return ""
 
@@ -156,14 +155,20 @@ class _Here(Executor):
 
 
 class _Pool(ProcessPoolExecutor):
-    """Processes that end at once on Ctrl-C, an error, or the end of this process."""
+    """Processes that end on Ctrl-C, an error, or the end of this process; a run at work saves a checkpoint first."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         if error is not None:
             at_work = list((self._processes or {}).values())
             self.shutdown(wait=False, cancel_futures=True)
-            for process in at_work:
-                process.kill()
+            try:
+                for process in at_work:
+                    process.terminate()
+                for process in at_work:
+                    process.join()
+            finally:  # a second Ctrl-C does not wait for them
+                for process in at_work:
+                    process.kill()
         super().__exit__(kind, error, trace)
 
 

@@ -69,7 +69,7 @@ def search_space(config: Config) -> Space:
 
     >>> from graspcl.settings import preset
     >>> search_space(preset("groceries"))["optimiser.lr"]
-    [0.0001, 0.0003, 0.001, 0.003, 0.01]
+    [3e-05, 9e-05, 0.0003, 0.0009, 0.003]
     """
     usual = {f"network.{name}": value for name, value in networks.parameters(config.network.name).items()}
     usual |= {f"learner.{name}": value for name, value in learners.parameters(config.learner.name).items()}

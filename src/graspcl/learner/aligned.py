@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,15 +20,17 @@ from torch.nn import functional as F
 from graspcl.buffer import Codes
 from graspcl.checks import Array
 from graspcl.learner.learner import Learner, learners
-from graspcl.learner.moments import Moments, Rows, discriminant_rows, solve
+from graspcl.learner.moments import NEVER, Moments, Rows, discriminant_rows, solve
 from graspcl.learner.optimiser import Optimiser
 from graspcl.learner.rehearsal import Batch
 from graspcl.model import LinearHead, Outputs
 from graspcl.policy import Costs
 
+Judged = tuple[Tensor, Tensor]  # rows of the head [n] and features [n, D]
+
 _CHUNK = 512  # samples per forward pass
 _JUDGES = 1024  # samples of each half at most on which shrinkage and temperature are chosen
-_SHRINKAGES = (1e-3, 1e-2, 0.1, 0.3, 0.6, 0.8, 0.9, 0.95)
+_SHRINKAGES = (1e-3, 1e-2, 0.1, 0.3, 0.6, 0.9)
 _PRIOR = 1.0  # strength of the regression that predicts how features have moved, relative to their variance
 _TEMPERATURES = tuple(10 ** (step / 6) for step in range(-18, 7))
 
@@ -46,6 +49,8 @@ class Aligned(Learner):
 
     Shrinkage and temperature of the discriminant are those under which each half's rows make the other half's classes
     likeliest. So the logits are calibrated.
+
+    Rows of a head that was trained before are not used: a class is known once it has a sample.
 
     Parameters are those of `Learner`; the optimiser is AdamW by default.
 
@@ -72,6 +77,7 @@ class Aligned(Learner):
         self._gone = self._no_moments()  # predicted, of samples that are neither
         self._seen = self._no_moments()  # of all samples, in the original features; nothing where nothing can be gone
         self._crossed: list[Rows] = []  # during a session, the rows against which each half trains
+        self._shrinkage = _SHRINKAGES[-1]
         self._stale = False  # whether the head misses samples
 
     def _no_moments(self) -> Moments:
@@ -110,10 +116,10 @@ class Aligned(Learner):
             features: Tensor = self._original(inputs)
         return features.float()
 
-    def outputs(self, samples: Codes, part: str, *how: Any) -> Tensor:
+    def outputs(self, samples: Codes, part: str, coded: bool = True) -> Tensor:
         if part == "logits" and self._stale:
             self._solve()
-        return super().outputs(samples, part, *how)
+        return super().outputs(samples, part, coded)
 
     def begin_session(self) -> None:
         self._crossed = self._solve()
@@ -127,25 +133,31 @@ class Aligned(Learner):
         super().end_session(costs)
         self._crossed = []
         if costs.updates:
-            self._measure_again()
+            # The shrinkage stays: the samples have been trained, and can no longer judge it.
+            self._solve((self._shrinkage,), self._measure_again())
             costs.training_forward += len(self.buffer) * (1 + self._has_forgotten)
-        if self._stale or costs.updates:
+        elif self._stale:
             self._solve()
 
-    def _measure_again(self) -> None:
-        """Compute the moments with the network as it is now."""
+    def _measure_again(self) -> list[Judged]:
+        """Compute the moments with the network as it is now; return the judges of each half."""
         buffer = self.buffer
         self._halves = [self._no_moments(), self._no_moments()]
         stored, moved = self._no_moments(), Movement(self.network.head.features, self.device)
+        judges, judged = self._judges(), []
         for begin in range(0, len(buffer), _CHUNK):
             slots = np.arange(begin, min(begin + _CHUNK, len(buffer)))
             inputs, targets, features = self._features(slots)
             self._add(features, targets, buffer.births[slots])
+            here = [torch.from_numpy(np.flatnonzero(np.isin(slots, half))).to(self.device) for half in judges]
+            judged.append([(targets[rows], features[rows]) for rows in here])
             if self._has_forgotten:
                 before = self._originally(inputs)
                 stored.add(before, targets)
                 moved.add(before, features)
         self._gone = moved.carry(self._seen - stored) if self._has_forgotten else self._no_moments()
+        parts = [zip(*(chunk[half] for chunk in judged), strict=True) for half in (0, 1)]
+        return [(torch.cat(targets), torch.cat(features)) for targets, features in parts]
 
     def _features(self, slots: Array) -> tuple[Tensor, Tensor, Tensor]:
         """Return the inputs, the rows of the head and the features of stored samples."""
@@ -154,46 +166,48 @@ class Aligned(Learner):
             features = self.network.eval()(inputs).features
         return inputs, self.rows(labels), features
 
-    def _solve(self) -> list[Rows]:
+    def _judges(self) -> list[Array]:
+        """Return the slots of some samples of each half, on which shrinkage and temperature are chosen."""
+        halves = _half(self.buffer.births)
+        return [_spread(np.flatnonzero(halves == number), _JUDGES) for number in (0, 1)]
+
+    def _solve(self, shrinkages: Sequence[float] = _SHRINKAGES, judged: list[Judged] | None = None) -> list[Rows]:
         """Solve the head with all samples; return the rows against which each half trains."""
+        if judged is None:
+            judged = [self._features(slots)[1:] for slots in self._judges()]
         for moments in (*self._halves, self._gone):
             moments.grow(len(self.classes))
         first, second = self._halves
         others = [second + self._gone, first + self._gone]  # what half 0 and half 1 do not train
-        shrinkage, temperature = self._chosen(others)
-        whole = _rows(first + others[0], shrinkage, temperature)
-        # A class without samples in the other half is an exception: it trains against the rows of all samples.
-        crossed = [_rows(moments, shrinkage, temperature, whole) for moments in others]
+        # Choose the shrinkage and the temperature under which rows of the others make the judges likeliest.
+        tried = {shrinkage: [discriminant_rows(moments, shrinkage) for moments in others] for shrinkage in shrinkages}
+        found = {shrinkage: _calibrated(rows, judged, others) for shrinkage, rows in tried.items()}
+        self._shrinkage = min(found, key=lambda shrinkage: found[shrinkage])
+        temperature = found[self._shrinkage][1]
+        weight, bias = _scaled(discriminant_rows(first + others[0], self._shrinkage), temperature)
         with torch.no_grad():
-            self.network.head.weight.copy_(whole[0])
-            self.network.head.bias.copy_(whole[1])
+            self.network.head.weight.copy_(weight)
+            self.network.head.bias.copy_(bias)
         self._stale = False
+        crossed = []
+        for rows, moments in zip(tried[self._shrinkage], others, strict=True):
+            # A class without samples in the other half is an exception: it trains against the rows of all samples.
+            known, (own, shift) = moments.counts > 0, _scaled(rows, temperature)
+            crossed.append((torch.where(known[:, None], own, weight), torch.where(known, shift, bias)))
         return crossed
-
-    def _chosen(self, others: list[Moments]) -> tuple[float, float]:
-        """Return the shrinkage and the temperature under which rows of `others` make stored samples likeliest."""
-        halves = _half(self.buffer.births)
-        judges = [_spread(np.flatnonzero(halves == number), _JUDGES) for number in (0, 1)]
-        seen = [self._features(slots)[1:] for slots in judges]
-        best = (math.inf, _SHRINKAGES[-1], 1.0)
-        for shrinkage in _SHRINKAGES:
-            logits, targets = [], []
-            for (rows, features), moments in zip(seen, others, strict=True):
-                known = moments.counts[rows] > 0
-                weight, bias = discriminant_rows(moments, shrinkage)
-                logits.append(F.linear(features[known].double(), weight, bias))
-                targets.append(rows[known])
-            if sum(map(len, targets)):
-                surprise, temperature = _calibrated(torch.cat(logits), torch.cat(targets))
-                best = min(best, (surprise, shrinkage, temperature))
-        return best[1:]
 
     def extra_state(self) -> dict[str, Any]:
         moments = {"first": self._halves[0], "second": self._halves[1], "gone": self._gone, "seen": self._seen}
         crossed = {str(half): {"weight": w.clone(), "bias": b.clone()} for half, (w, b) in enumerate(self._crossed)}
         original = {name: value.clone() for name, value in self._original.state_dict().items()}
         sums = {name: one.state_dict() for name, one in moments.items()}
-        return {"original": original, "moments": sums, "crossed": crossed, "stale": self._stale}
+        return {
+            "original": original,
+            "moments": sums,
+            "crossed": crossed,
+            "stale": self._stale,
+            "shrinkage": self._shrinkage,
+        }
 
     def load_extra_state(self, state: dict[str, Any]) -> None:
         self._original.load_state_dict(state["original"])
@@ -208,11 +222,7 @@ class Aligned(Learner):
             )
             for rows in state["crossed"].values()
         ]
-        self._stale = bool(state["stale"])
-
-
-def _copy(values: Any, device: torch.device) -> Tensor:
-    return torch.as_tensor(values).to(device).clone()
+        self._stale, self._shrinkage = bool(state["stale"]), float(state["shrinkage"])
 
 
 def _half(births: Array) -> Array:
@@ -228,26 +238,33 @@ def _spread(slots: Array, number: int) -> Array:
     return slots[np.linspace(0, len(slots) - 1, min(number, len(slots))).astype(np.int64)]
 
 
-def _calibrated(logits: Tensor, targets: Tensor) -> tuple[float, float]:
-    """Return the smallest cross-entropy of logits [n, K] times a factor, and that factor."""
-    choices = ((float(F.cross_entropy(factor * logits, targets)), factor) for factor in _TEMPERATURES)
-    return min(choices)
+def _calibrated(rows: list[Rows], judged: list[Judged], others: list[Moments]) -> tuple[float, float]:
+    """Return the least cross-entropy of judged samples under the rows of the other half, and the factor that gives it.
 
-
-def _rows(moments: Moments, shrinkage: float, temperature: float, instead: Rows | None = None) -> Rows:
-    """Return the rows of the discriminant, times `temperature`, in float32; and rows `instead` for unknown classes.
-
-    Their mean is subtracted first. That changes no probability, and less is lost to rounding.
+    Samples of a class that the other half does not have judge nothing.
     """
-    weight, bias = discriminant_rows(moments, shrinkage)
-    known = moments.counts > 0
+    logits, targets = [], []
+    for (own, features), (weight, bias), moments in zip(judged, rows, others, strict=True):
+        known = moments.counts[own] > 0
+        logits.append(F.linear(features[known].double(), weight, bias))
+        targets.append(own[known])
+    if not sum(map(len, targets)):
+        return math.inf, 1.0
+    values, labels = torch.cat(logits), torch.cat(targets)
+    return min((float(F.cross_entropy(factor * values, labels)), factor) for factor in _TEMPERATURES)
+
+
+def _scaled(rows: Rows, factor: float) -> Rows:
+    """Return rows whose logits are `factor` times as large, in float32.
+
+    The mean row is subtracted first. That changes no probability, and less is lost to rounding.
+    """
+    weight, bias = rows
+    known = bias > NEVER
     if known.any():
         weight = weight - weight[known].mean(0)
-        bias = torch.where(known, temperature * (bias - bias[known].mean()), bias)
-    rows = (temperature * weight).float(), bias.float()
-    if instead is None:
-        return rows
-    return torch.where(known[:, None], rows[0], instead[0]), torch.where(known, rows[1], instead[1])
+        bias = torch.where(known, factor * (bias - bias[known].mean()), NEVER)
+    return (factor * weight).float(), bias.float()
 
 
 class Movement:
@@ -283,4 +300,5 @@ class Movement:
         cross = torch.outer(move @ total, shift)
         carried.second = move @ moments.second @ move.T + cross + cross.T
         carried.second += counts.sum() * (torch.outer(shift, shift) + rest)
+        carried.second = (carried.second + carried.second.T) / 2  # exactly symmetric, as it is saved
         return carried

@@ -107,6 +107,7 @@ class ErAce(Learner):
     draws old samples uniformly. Parameters are those of `Learner`.
 
     >>> from graspcl.model import vector_network
+    >>> from graspcl.policy import Budget
     >>> learner = ErAce(vector_network(4, generator=torch.Generator().manual_seed(0)), Buffer(), "uniform")
     >>> learner.observe(torch.eye(4), [0, 0, 1, 1])
     >>> learner.rehearse(Budget(updates=3, batch_size=2)).costs.updates

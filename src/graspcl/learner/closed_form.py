@@ -77,7 +77,7 @@ class SolvedHead(Learner):
 
     def observe_codes(self, codes: Codes, labels: Any, ids: Any | None = None) -> None:
         labels = label_array(labels)
-        code_array(codes, len(labels), None, self._files)
+        code_array(codes, len(labels), None, self._ragged)
         self.add_classes(labels)
         self.network.eval()
         for start in range(0, len(labels), _CHUNK):

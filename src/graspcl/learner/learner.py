@@ -8,6 +8,7 @@ learn from it at once (`learn_online`). Training happens later, in sessions (`re
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 
 from graspcl.buffer import Buffer, Codes, Maintenance
-from graspcl.buffer.columns import Columns, finite_tensor, label_array
+from graspcl.buffer.columns import Columns, code_array, finite_tensor, label_array
 from graspcl.checks import Array, checked
 from graspcl.errors import GraspError
 from graspcl.learner.optimiser import Optimiser
@@ -63,7 +64,6 @@ class Learner:
     name: ClassVar[str] = ""
     rehearses: ClassVar[bool] = True  # whether it makes updates on samples that a policy selects
     stores: ClassVar[bool] = True  # whether its buffer holds samples
-    stores_features: ClassVar[bool] = False  # whether these are features, not what the network is called with
     unbounded: ClassVar[bool] = False  # stores everything, so its buffer takes no capacity
     optimiser_by_default: ClassVar[Optimiser] = Optimiser()
     offline: bool = False  # new samples may exceed the buffer's capacity until the session ends
@@ -126,7 +126,7 @@ class Learner:
         """Like `observe`, for codes [n, …] from `encode`."""
         # The buffer would refuse these too, but only after the network had failed.
         labels = label_array(labels)
-        self.buffer.checked_codes(codes, len(labels))
+        code_array(codes, len(labels), self.buffer["codes"] if len(self.buffer) else None, self._ragged)
         outputs, values = self._outputs_of_new(codes), {}
         if outputs is not None and len(labels):  # what the maintenance rule stores; classes without a row have row -1
             row_of = {label: row for row, label in enumerate(self.classes)}
@@ -154,31 +154,31 @@ class Learner:
         rule = self.buffer.maintenance
         if type(self).learn_online is not Learner.learn_online or (rule.wanted and len(codes)):
             return Outputs(*(torch.cat(part) for part in zip(*self._forward(codes), strict=True)))
-        if self._files:  # an unreadable image must be refused now, not in a later session
+        if self._ragged:  # an unreadable image must be refused now, not in a later session
             for start in range(0, len(codes), _CHUNK):
                 self.buffer.decode(codes[start : start + _CHUNK])
         return None
 
     @property
-    def _files(self) -> bool:
-        """Whether the buffer stores image files."""
+    def _ragged(self) -> bool:
         return self.buffer.codec is not None and self.buffer.codec.ragged
 
     def encode(self, inputs: Any) -> Codes:
         """Return the codes [n, …] under which raw inputs [n, …] are stored."""
-        return self.buffer.encode(inputs if self._files else self.latents(inputs))
+        return self.buffer.encode(inputs if self._ragged else self.latents(inputs))
 
     def latents(self, inputs: Any) -> torch.Tensor:
         """Return what the plastic part reads of raw inputs [n, …], before the codec."""
         if not isinstance(inputs, torch.Tensor):
-            if len(inputs) and isinstance(inputs[0], str):
+            if isinstance(inputs, list | tuple) and inputs and isinstance(inputs[0], str):
                 raise GraspError("encode texts first: graspcl.model.Tokenizer(max_tokens=…).encode(texts)")
             inputs = finite_tensor(inputs)
         # Images in 0..1 look black to a network that takes 0..255, and nothing would be learned.
         takes_bytes = any(isinstance(part, ImageInput) for part in self.network.modules())
         if takes_bytes and inputs.is_floating_point() and inputs.numel() and 0 < float(inputs.max()) <= 1:
             raise GraspError("the images are in 0..1, but the network takes 0..255; multiply them by 255")
-        return finite_tensor(self.network.encode(inputs.to(self.device)))
+        with _fitting(inputs):
+            return finite_tensor(self.network.encode(inputs.to(self.device)))
 
     def rehearse(self, budget: Budget, on_step: Callable[[Rehearsal], None] | None = None) -> SessionLog:
         """Run one rehearsal session of `budget` and return its log; `on_step` is called after every update."""
@@ -229,7 +229,7 @@ class Learner:
         decoded images.
         """
         coded = self.coded
-        if self._files:
+        if self._ragged:
             coded = not isinstance(inputs, torch.Tensor)
         return self.outputs(self.encode(inputs) if coded else self.latents(inputs), "logits", coded)
 
@@ -261,8 +261,12 @@ class Learner:
         self.network.eval()
         for start in range(0, max(1, len(samples)), _CHUNK):
             part = samples[start : start + _CHUNK]
-            with torch.no_grad():
-                yield self.forward(self.buffer.decode(part, self.device) if coded else self._uncoded(part))
+            inputs = self.buffer.decode(part, self.device) if coded else self._uncoded(part)
+            with torch.no_grad(), _fitting(inputs):
+                outputs = self.forward(inputs)
+                if outputs.logits.ndim != 2:
+                    raise RuntimeError(f"its logits would be {list(outputs.logits.shape)}")
+            yield outputs
 
     def _uncoded(self, latents: Codes) -> torch.Tensor:
         x = torch.as_tensor(latents).to(self.device)
@@ -352,3 +356,15 @@ def column_shapes(
 ) -> Columns:
     """Return the columns that a buffer with `rule` needs, for a `learner` with `network` and these parameters."""
     return rule.columns_for(network.embedding_width, learner.head_width(network, **parameters))
+
+
+@contextmanager
+def _fitting(inputs: torch.Tensor) -> Iterator[None]:
+    """Turn torch's error about inputs of a wrong width or type into a readable one."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise GraspError(f"the network cannot take inputs {list(inputs.shape)} of {inputs.dtype}: {reason}") from error

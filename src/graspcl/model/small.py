@@ -106,7 +106,7 @@ def vector_network(
 @checked
 def wide_network(
     dim: Count,
-    width: Count = 2000,
+    width: Count = 1000,
     classes: int = 0,
     dropout: Dropout = 0.0,
     *,

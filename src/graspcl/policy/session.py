@@ -15,7 +15,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from graspcl.buffer import Buffer
-from graspcl.checks import Array, Count, Natural, checked
+from graspcl.checks import Array, Count, Updates, checked
 from graspcl.errors import GraspError
 from graspcl.policy.drawing import Groups, group_by_class, weighted_draws
 from graspcl.policy.gradients import Gradients, full_gradients, last_layer_gradients, losses_after_step
@@ -39,7 +39,7 @@ class Budget:
     640512
     """
 
-    updates: Natural
+    updates: Updates
     batch_size: Count
 
     @property

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import pickle
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from graspcl.codec import Codec, codecs, described
 from graspcl.errors import GraspError
+from graspcl.files import open_regular
+from graspcl.integrity import Damaged, pack_tensors, read_tensors
+from graspcl.limits import unpacks_too_far
 from graspcl.model import SplitNetwork
 from graspcl.state import write_whole
 
@@ -24,7 +25,6 @@ Tensors = Mapping[str, Tensor]
 
 STATES = ("_extra_state", "num_batches_tracked")  # generators and counters, which are not part of a weights file
 _CODEC = "codec."  # what the names of a codec's tensors start with
-_KEY = "graspcl"  # of the JSON in a safetensors header
 # Where training programs put the state dict within what they save.
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "network")
 
@@ -88,6 +88,10 @@ def load_weights(
     if strict and (missing or unexpected):
         counts = " and ".join(_counted({"tensors are missing": missing, "do not fit": unexpected}))
         raise GraspError(f"{path} does not fit the network: {counts}; strict=False loads what fits{hint}")
+    if broken := [name for name, value in matched.items() if not value.isfinite().all()]:
+        raise GraspError(
+            f"{path} has weights that are NaN or infinite, in {', '.join(broken[:3])}; use a file that has none"
+        )
     network.load_state_dict({**network.state_dict(), **matched})
     return LoadReport(tuple(matched), missing, unexpected, head)
 
@@ -103,17 +107,16 @@ def save_weights(
         header["codec"] = described(codec)
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
     try:
-        write_whole(Path(path), lambda file: file.write(save(tensors, {_KEY: json.dumps(header)})))
+        write_whole(Path(path), lambda file: file.write(pack_tensors(tensors, header)))
     except OSError as error:
         raise GraspError(f"the weights cannot be written to {path}: {error.strerror}") from error
 
 
 def read_header(path: str | Path) -> dict[str, Any]:
     """Return what `save_weights` stored with the tensors: `settings`, and `codec` if there is one."""
-    try:
-        header: dict[str, Any] = json.loads(_read_safetensors(path)[1][_KEY])
-    except (KeyError, ValueError) as error:
-        raise GraspError(f"{path} was not written by graspcl: it has no settings in its header") from error
+    _, header = _read_safetensors(path)
+    if "settings" not in header:
+        raise GraspError(f"{path} was not written by graspcl: it has no settings in its header")
     return header
 
 
@@ -132,7 +135,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     """Return all tensors of a weights file by name, on the CPU. Its first bytes show the format."""
     path = Path(path)
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             start = file.read(9)
     except OSError as error:
         raise GraspError(f"the weights {path} cannot be read: {error.strerror}") from error
@@ -144,16 +147,21 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     raise GraspError(f"{path} contains no weights: it is neither a safetensors file nor a state dict saved by torch")
 
 
-def _read_safetensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+def _read_safetensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
+        tensors, header, _ = read_tensors(Path(path))
+        return tensors, header
+    except (OSError, Damaged) as error:
         raise GraspError(f"the weights {path} are damaged or not a safetensors file: {error}") from error
 
 
 def _read_torch(path: Path) -> dict[str, Tensor]:
     try:
+        if zipfile.is_zipfile(path):  # torch stores tensors as they are; a packed file may be a bomb
+            with zipfile.ZipFile(path) as archive:
+                fault = unpacks_too_far(path.stat().st_size, sum(member.file_size for member in archive.infolist()))
+            if fault:
+                raise ValueError(fault)
         state = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise GraspError(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
+import functools
 import json
 import math
 import tomllib
@@ -19,6 +19,7 @@ import numpy as np
 from graspcl.checks import Array
 from graspcl.errors import GraspError
 from graspcl.former import MARK, with_former
+from graspcl.integrity import read_arrays, read_text
 from graspcl.metric import accuracies
 
 State = Literal["finished", "unfinished", "damaged", "empty"]
@@ -90,8 +91,8 @@ class Run:
 
     @property
     def reference(self) -> bool:
-        """Whether it is a baseline to compare with: a learner without a policy, or ER-ACE as published."""
-        return not self.policy or self.method == "er_ace + uniform"
+        """Whether it is a baseline: a learner without a policy, ER-ACE, or training without rehearsal."""
+        return not self.policy or self.method in ("er_ace + uniform", "finetune + uniform")
 
     @property
     def stores(self) -> bool:
@@ -244,7 +245,7 @@ def read_run(path: Path, arrays: bool = True) -> Run:
             problems.append(f"{name} cannot be read ({str(error)[:200] or type(error).__name__})")
             return None
 
-    config = read("config.toml", lambda file: _as_it_was(tomllib.loads(file.read_text(encoding="utf-8"))))
+    config = read("config.toml", lambda file: _as_it_was(tomllib.loads(read_text(file))))
     if config is None and not problems:
         problems.append("config.toml is missing")
     summary = read("summary.json", _json)
@@ -257,11 +258,12 @@ def read_run(path: Path, arrays: bool = True) -> Run:
     # Runs without predictions have the accuracy on all classes of metrics.jsonl.
     curve = [math.nan, *(number(line.get("accuracy")) for line in sessions)]
     fields: dict[str, Any] = {"curves": {"all": curve}, "matrix": _stored_matrix(summary)}
-    for file, parse in _READERS.items() if arrays and state != "damaged" else ():
-        fields |= read(file, parse) or {}
-    with contextlib.suppress(OSError):  # what stopped a run of a sweep
-        lines = (path / "failure.txt").read_text(encoding="utf-8", errors="replace").strip().split("\n")
-        problems += [f"failed: {lines[-1].strip()[:200]}"] if lines[-1] else []
+    if arrays and state != "damaged":
+        names = read("classes.json", _class_names) or []
+        for file, parse in _READERS.items():
+            fields |= read(file, functools.partial(parse, names)) or {}
+    if failure := (read("failure.txt", read_text) or "").strip():  # what stopped a run of a sweep
+        problems.append(f"failed: {failure.rpartition(chr(10))[2].strip()[:200]}")
     return Run(path, state, config or {}, sessions, summary, tuple(problems), **fields)
 
 
@@ -274,13 +276,17 @@ def _as_it_was(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _json(file: Path) -> Any:
-    return json.loads(file.read_text(encoding="utf-8"))
+    return json.loads(read_text(file))
+
+
+def _class_names(file: Path) -> list[str]:
+    return [str(name) for name in _json(file)]
 
 
 def _json_lines(file: Path) -> list[dict[str, Any]]:
-    """Return the lines of a metrics.jsonl; the last one may be written by half."""
+    """Return the lines of a metrics.jsonl; earlier versions may have left the last one half-written."""
     found = []
-    for line in file.read_text(encoding="utf-8").splitlines():
+    for line in read_text(file).splitlines():
         try:
             found.append(json.loads(line))
         except ValueError:
@@ -296,17 +302,14 @@ def _stored_matrix(summary: dict[str, Any]) -> Array | None:
     return np.array([[number(value) for value in row] for row in rows])
 
 
-def _environment(file: Path) -> dict[str, Any]:
+def _environment(names: list[str], file: Path) -> dict[str, Any]:
     if not isinstance(found := _json(file), dict):
         raise ValueError("it is not an object")
     return {"environment": found}
 
 
-def _by_class(path: Path, values: Array, labels: Array) -> dict[str, float]:
+def _by_class(names: list[str], values: Array, labels: Array) -> dict[str, float]:
     """Return the mean of `values` over each class, in percent, by the name of the class."""
-    names: list[str] = []
-    with contextlib.suppress(*_UNREADABLE):
-        names = [str(name) for name in _json(path / "classes.json")]
     counts, sums = np.bincount(labels), np.bincount(labels, weights=values)
     return {
         names[k] if k < len(names) else f"class {k}": float(100 * sums[k] / counts[k])
@@ -314,15 +317,9 @@ def _by_class(path: Path, values: Array, labels: Array) -> dict[str, float]:
     }
 
 
-def _load(path: Path) -> dict[str, Array]:
-    # The file is opened here because np.load leaves a damaged one open.
-    with open(path, "rb") as file, np.load(file, allow_pickle=False) as found:
-        return dict(found)
-
-
-def _predictions(file: Path) -> dict[str, Any]:
+def _predictions(names: list[str], file: Path) -> dict[str, Any]:
     """Return curves, matrix and final hits. Earlier versions did not store in which session a class arrived."""
-    arrays = _load(file)
+    arrays = read_arrays(file)
     labels, predictions = arrays["labels"], arrays["predictions"]
     there = predictions != -1
     arrived = arrays.get("arrived", np.where(there.any(0), there.argmax(0), len(there)))
@@ -332,19 +329,19 @@ def _predictions(file: Path) -> dict[str, Any]:
     known, correct = arrived < len(predictions), predictions[-1] == labels
     first = found.at(0, slice(0, 1))
     curves = {"all": [first, *found.all], "old": [math.nan, *found.old], "new": [math.nan, *found.new]}
-    by_class = _by_class(file.parent, correct[known], labels[known])
+    by_class = _by_class(names, correct[known], labels[known])
     return {
         "curves": curves, "matrix": found.matrix, "labels": labels, "correct": correct, "class_accuracy": by_class
     }  # fmt: skip
 
 
-def _plans(folder: Path) -> dict[str, Any]:
+def _plans(names: list[str], folder: Path) -> dict[str, Any]:
     """Return what the last session rehearsed. Earlier versions did not measure distances."""
-    numbers = [file.stem.removeprefix("session-") for file in folder.glob("session-*.npz")]
-    session = max((int(text) for text in numbers if text.isdecimal()), default=None)
+    numbered = [file.stem.removeprefix("session-") for file in folder.glob("session-*.npz")]
+    session = max((int(text) for text in numbered if text.isdecimal()), default=None)
     if session is None:
         return {}
-    arrays = _load(folder / f"session-{session}.npz")
+    arrays = read_arrays(folder / f"session-{session}.npz")
     labels, picks = arrays["labels"], arrays["picks"]
     stored = len(labels)
     if not picks.size or not stored:
@@ -359,7 +356,7 @@ def _plans(folder: Path) -> dict[str, Any]:
     measured = ~np.isnan(distances)
     with np.errstate(invalid="ignore"):
         distance = np.where(measured, distances, 0).sum(1) / measured.sum(1)
-    by_class = _by_class(folder.parent, repeats > 0, labels)
+    by_class = _by_class(names, repeats > 0, labels)
     return {"rehearsed": RehearsedSession(session, 100 * histogram / stored, by_class, coverage, distance)}
 
 
@@ -372,20 +369,24 @@ def _relative(distances: Array, labels: Array) -> Array:
         return np.where(means[labels] > 0, distances / means[labels], np.nan)
 
 
-def _drift(file: Path) -> dict[str, Any]:
+def _drift(names: list[str], file: Path) -> dict[str, Any]:
     """Return the curves. Earlier versions measured the norm alone."""
-    found = _load(file)
+    found = read_arrays(file)
     curves = {}
     for field_name, kind in (("drift", "session_"), ("drift_mse", "mse_")):
-        names = sorted((n for n in found if n.startswith(kind)), key=lambda name: int(name.rpartition("_")[2]))
-        curves[field_name] = tuple(np.asarray(found[name], np.float64).ravel() for name in names)
+        order = sorted((n for n in found if n.startswith(kind)), key=lambda name: int(name.rpartition("_")[2]))
+        curves[field_name] = tuple(np.asarray(found[name], np.float64).ravel() for name in order)
     return curves
 
 
-# Which file gives which fields of a run.
-_READERS: dict[str, Callable[[Path], dict[str, Any]]] = {
+def _stream(names: list[str], file: Path) -> dict[str, Any]:
+    return {"stream_sessions": len(read_arrays(file)["lengths"])}
+
+
+# Which file gives which fields of a run; its readers take the names of the classes.
+_READERS: dict[str, Callable[[list[str], Path], dict[str, Any]]] = {
     "environment.json": _environment,
-    "stream.npz": lambda file: {"stream_sessions": len(_load(file)["lengths"])},
+    "stream.npz": _stream,
     "predictions.npz": _predictions,
     "plans": _plans,
     "drift.npz": _drift,

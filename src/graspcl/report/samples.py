@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from graspcl.checks import Array
+from graspcl.integrity import read_arrays
 from graspcl.report.figures.style import why_missing
 from graspcl.report.measures import shorten
 from graspcl.report.model import Experiment
@@ -104,8 +105,8 @@ def _choose_run(experiment: Experiment) -> tuple[Run, str] | None:
 def _read(run: Run, where: str, samples: SampleReader) -> FirstAndLast:
     assert run.rehearsed is not None
     session = run.rehearsed.session
-    with open(run.path / "plans" / f"session-{session}.npz", "rb") as file, np.load(file) as plan:
-        labels, ids, picks = plan["labels"], plan["ids"], plan["picks"]
+    plan = read_arrays(run.path / "plans" / f"session-{session}.npz")
+    labels, ids, picks = plan["labels"], plan["ids"], plan["picks"]
     orders = order_by_class(labels, picks)
     places = {label: both_ends(len(slots), IMAGES if samples.images else TEXTS) for label, slots in orders.items()}
     rows = np.concatenate([ids[orders[label][end]] for label, ends in places.items() for end in ends])

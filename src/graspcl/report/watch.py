@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from graspcl.errors import GraspError
+from graspcl.integrity import Damaged, read_object
+from graspcl.machine import process_start
 from graspcl.report.measures import NONE
 from graspcl.report.model import Report
 from graspcl.report.read import Run, number, read_run
@@ -26,6 +28,8 @@ _RESULTS = ("metrics.jsonl", "predictions.npz", "summary.json", "config.toml")
 _HEARTBEAT = "progress.json"  # exists while a process works on the run
 _LOADING = 10.0  # seconds that a browser may take to draw a page, before it asks for news
 _SILENCE = 60.0  # seconds without news after which a run on another machine counts as stopped
+_PATIENCE = 10.0  # seconds in which a request must arrive, and in which its answer must be taken
+_CONNECTIONS = 32  # at the same time
 _LOOKS = 3  # in a row without a process: a single one may fall between two files of a run
 
 End = Literal["finished", "stopped"]
@@ -46,10 +50,9 @@ def watch(run: Path, announce: Callable[[str], None], port: int = 0, refresh: fl
     if watched.finished:
         raise GraspError(f"the run in {watched.path} is finished; show it with: graspcl report '{watched.path}'")
     try:
-        server = ThreadingHTTPServer(("127.0.0.1", port), _handler(watched))
+        server = _Server(("127.0.0.1", port), _handler(watched))
     except (OSError, OverflowError) as error:
         raise GraspError(f"port {port} cannot be used: {error}; without --port a free one is taken") from error
-    server.daemon_threads = True
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     try:
         announce(f"http://127.0.0.1:{server.server_port}/")
@@ -93,9 +96,8 @@ class WatchedRun:
 
     @property
     def _heartbeat(self) -> dict[str, Any]:
-        with contextlib.suppress(OSError, ValueError):
-            found = json.loads((self.path / _HEARTBEAT).read_text(encoding="utf-8"))
-            return found if isinstance(found, dict) else {}
+        with contextlib.suppress(OSError, Damaged):
+            return read_object((self.path / _HEARTBEAT).read_bytes())
         return {}
 
     def _update(self) -> dict[str, Any]:
@@ -127,12 +129,17 @@ class WatchedRun:
 
 
 def at_work(heartbeat: dict[str, Any]) -> bool:
-    """Return whether the process that wrote a progress.json is alive. On another machine, its last news decide."""
+    """Return whether the process that wrote a progress.json is alive. On another machine, its last news decide.
+
+    A process of the same number that started at another time is another one.
+    """
     pid = heartbeat.get("pid")
     if not isinstance(pid, int) or pid < 1:
         return False
     if heartbeat.get("host") != socket.gethostname() or os.name == "nt":  # on Windows, os.kill ends a process
-        return time.time() - number(heartbeat.get("time")) < _SILENCE
+        return abs(time.time() - number(heartbeat.get("time"))) < _SILENCE
+    if (started := process_start(pid)) is not None:
+        return started == heartbeat.get("started")
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
@@ -207,15 +214,50 @@ def _running(path: Path) -> Path:
 # -- server ------------------------------------------------------------------------------------------------------------
 
 
+class _Server(ThreadingHTTPServer):
+    """Serves a bounded number of connections at a time, and ends those whose requests do not arrive."""
+
+    daemon_threads = True
+
+    def __init__(self, *where: Any) -> None:
+        self._waiting: dict[socket.socket, float] = {}  # until when each connection may wait; threads change it
+        super().__init__(*where)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if len(self._waiting) >= _CONNECTIONS:
+            self.shutdown_request(request)
+            return
+        self._waiting[request] = time.monotonic() + _PATIENCE
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._waiting.pop(request, None)
+        super().shutdown_request(request)
+
+    def arrived(self, request: socket.socket) -> None:
+        """Note that the whole request is there: making the answer may take its time."""
+        self._waiting[request] = math.inf
+
+    def service_actions(self) -> None:  # called all the time while serving
+        for request, until in [*self._waiting.items()]:
+            if time.monotonic() > until:
+                with contextlib.suppress(OSError):  # its thread then ends by itself
+                    request.shutdown(socket.SHUT_RDWR)
+
+
 def _handler(watched: WatchedRun) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         """Answers GET of the page and of its news, and nothing else."""
 
+        timeout = _PATIENCE
+        server: _Server
+
         def handle(self) -> None:
-            with contextlib.suppress(ConnectionError):  # a browser may leave at any time
+            with contextlib.suppress(ConnectionError, TimeoutError):  # a browser may leave at any time
                 super().handle()
 
         def do_GET(self) -> None:
+            self.server.arrived(self.connection)
             _, port, *_ = self.connection.getsockname()
             if self.headers.get("Host") not in (f"127.0.0.1:{port}", f"localhost:{port}"):
                 self.send_error(HTTPStatus.FORBIDDEN)  # another site's name for this machine

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from graspcl.checks import Count, Natural, NonNegative, Positive, Range, checked
+from graspcl.checks import Count, Natural, NonNegative, Positive, Range, Updates, checked
 from graspcl.errors import GraspError
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class BufferConfig:
 class BudgetConfig:
     """What a session spends: `updates` mini-batches, or `passes` over the stored samples; times `times`."""
 
-    updates: Natural | None = None
+    updates: Updates | None = None
     passes: NonNegative = 1.0
     batch_size: Count = 64
     times: Positive = 1.0

@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import re
 import tomllib
 import types
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Annotated, Any, Union, cast, get_args, get_origin, get_type_hints
 
-from graspcl.checks import check
+from graspcl.checks import check, is_finite, shown
 from graspcl.errors import GraspError, nearest
 from graspcl.former import MARK, with_former
+from graspcl.integrity import Damaged, read_text
 from graspcl.settings.config import Config, DataConfig, Part, StreamConfig, as_plain
 from graspcl.settings.rules import idle_reason, registries
 
+_DEEPEST = 10  # tables within tables that a file may have
+_LONGEST = 4096  # characters of a setting
 _WORDS = {"true": True, "yes": True, "false": False, "no": False, "none": None}
 
 
@@ -92,10 +95,19 @@ def replaced(config: Config, values: Mapping[str, Any]) -> Config:
 def read_toml(path: Traversable) -> dict[str, Any]:
     """Read a TOML file, a `Path` or a resource, as nested dictionaries."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(read_text(path) if isinstance(path, Path) else path.read_text(encoding="utf-8"))
+        level: list[Any] = [values]
+        for _ in range(_DEEPEST):
+            level = [one for outer in level for one in (outer.values() if isinstance(outer, dict) else outer)]
+            level = [one for one in level if isinstance(one, dict | list)]
+        if level:
+            raise GraspError(f"{path} has tables within tables, more than {_DEEPEST} deep; no setting is")
+        return values
     except OSError as error:
         raise GraspError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except Damaged as error:
+        raise GraspError(f"{path} cannot be read: {error}") from error
+    except (ValueError, RecursionError) as error:
         raise GraspError(f"{path} is not a TOML file: {error}") from error
 
 
@@ -263,7 +275,7 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
         return None
     if isinstance(parsed, bool):
         value = parsed if bool in taken else value
-    elif isinstance(parsed, int | float) and math.isfinite(parsed):
+    elif isinstance(parsed, int | float) and is_finite(parsed):
         if int in taken and parsed == int(parsed):
             value = int(parsed)
         elif float in taken:
@@ -286,6 +298,8 @@ def parse(value: Any) -> Any:
     """
     if not isinstance(value, str):
         return value
+    if "\0" in value or len(value) > _LONGEST:
+        raise GraspError(f"a setting has at most {_LONGEST:,} characters, and no NUL among them, got {shown(value)}")
     if value.lower() in _WORDS:
         return _WORDS[value.lower()]
     for kind in (int, float):

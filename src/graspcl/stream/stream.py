@@ -12,6 +12,7 @@ import numpy as np
 
 from graspcl.checks import Array, Count, check
 from graspcl.errors import GraspError
+from graspcl.integrity import pack_arrays, read_arrays
 from graspcl.registry import Registry
 from graspcl.state import write_whole
 
@@ -234,7 +235,7 @@ def save_stream(
     elif stream.ids is not None:
         arrays["ids"] = stream.ids
     try:
-        write_whole(Path(path), lambda file: np.savez_compressed(file, **arrays))
+        write_whole(Path(path), lambda file: file.write(pack_arrays(arrays)))
     except OSError as error:
         raise GraspError(f"the stream cannot be written to {path}: {error.strerror}") from error
 
@@ -248,9 +249,7 @@ def load_stream(path: str | Path, fingerprint: str | None = None) -> Stream:
     graspcl.errors.GraspError: there is no saved stream at nowhere.npz
     """
     try:
-        # not np.load, which reports any other file as a pickle
-        with open(path, "rb") as file, np.lib.npyio.NpzFile(file, allow_pickle=False) as content:
-            arrays = dict(content)
+        arrays = read_arrays(Path(path))
         header = json.loads(str(arrays["header"][()]))
         found, version = header["format"], header.get("version")
         if (found, version) != (FORMAT, VERSION):

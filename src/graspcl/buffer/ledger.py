@@ -1,0 +1,141 @@
+"""What makes memory-mapped columns reopenable: an owner, a description, counters, and a checksum per row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.lib import format as npy
+
+from graspcl.buffer.columns import Columns, Storage
+from graspcl.cache import digest_of, lock
+from graspcl.checks import Array
+from graspcl.errors import GraspError
+from graspcl.integrity import read_object, seal_object
+from graspcl.state import write_whole
+
+if TYPE_CHECKING:
+    from graspcl.buffer.buffer import Buffer
+    from graspcl.buffer.maintenance import Maintenance
+    from graspcl.codec import Codec
+
+# Kept of every sample beside its code and the user's columns.
+OWN: Columns = {"labels": ((), np.int32), "ids": ((), np.int64), "births": ((), np.int64)}
+CHECKS = "row_checksums"  # the column of checksums
+_COVERED = ("codes", "labels", "ids", "births")  # other columns may be written to at any time
+
+
+class Ledger:
+    """Owns a folder of columns, and stores beside them how the buffer was made and how far it has come.
+
+    Raises:
+        GraspError: another buffer owns the folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._counts: Array | None = None  # samples seen, and how many of them are old
+        self._lock = lock(folder / ".lock", wait=False)  # free again when this object is gone
+        try:
+            self._lock.__enter__()
+        except GraspError:
+            raise GraspError(f"{folder} belongs to a buffer that is open; close() it, or use another folder") from None
+
+    def describe(self, buffer: Buffer) -> None:
+        """Store how the buffer was made, before its first sample."""
+        codes = buffer["codes"]
+        about = {
+            "capacity": buffer.given,
+            "columns": {name: [list(shape), np.dtype(dtype).str] for name, (shape, dtype) in buffer.columns.items()},
+            "codes": [list(codes.shape[1:]), codes.dtype.str], **_parts(buffer),
+        }  # fmt: skip
+        try:
+            write_whole(self.folder / "buffer.json", lambda file: file.write(seal_object(about)))
+            self._counts = npy.open_memmap(self.folder / "counts.npy", "w+", np.dtype(np.int64), (2,))
+        except OSError as error:
+            raise GraspError(f"the buffer cannot be stored in {self.folder}: {error.strerror}") from error
+
+    def commit(self, buffer: Buffer, slots: Array | None = None) -> None:
+        """Mark `slots` [n] as written, last of all: until then, `reopen` would leave them out."""
+        if slots is not None and len(slots):
+            buffer[CHECKS][slots] = row_checksums(buffer, slots)
+        if self._counts is not None:
+            self._counts[:] = buffer.seen, buffer.since
+
+    def counts(self) -> tuple[int, int]:
+        """Read what `commit` stored; zeros if that is lost."""
+        try:
+            self._counts = npy.open_memmap(self.folder / "counts.npy", "r+")
+            seen, since = self._counts.tolist()
+            return int(seen), int(since)
+        except (OSError, ValueError, TypeError):
+            self._counts = npy.open_memmap(self.folder / "counts.npy", "w+", np.dtype(np.int64), (2,))
+            return 0, 0
+
+    def close(self) -> None:
+        """Give up the folder."""
+        self._lock.__exit__(None, None, None)
+
+
+def reopen(
+    kind: type[Buffer],
+    folder: Path,
+    codec: Codec | None,
+    rule: Maintenance | str | None,
+    rng: np.random.Generator | int,
+) -> Buffer:
+    """Return a buffer with what is stored in `folder`; see `Buffer.open`."""
+    try:
+        made = read_object((folder / "buffer.json").read_bytes())
+        columns = {name: (tuple(shape), np.dtype(dtype)) for name, (shape, dtype) in made["columns"].items()}
+        shape, dtype = tuple(made["codes"][0]), np.dtype(made["codes"][1])
+        buffer = kind(made["capacity"], codec, rule, columns, rng=rng)
+    except FileNotFoundError:
+        raise GraspError(f"there is no buffer to open in {folder}: it has no buffer.json") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise GraspError(f"the buffer in {folder} cannot be opened: buffer.json is damaged ({error})") from error
+    for part, own in _parts(buffer).items():
+        if own != made.get(part):
+            raise GraspError(f"the buffer in {folder} was made with {part} {made.get(part)}, not {own}; pass the same")
+    ledger = Ledger(folder)
+    storage = Storage.attach(folder, {"codes": (shape, dtype), CHECKS: ((), np.uint64), **OWN, **columns})
+    buffer.attach(storage, ledger, np.flatnonzero(sound_rows(storage)), *ledger.counts())
+    return buffer
+
+
+def _parts(buffer: Buffer) -> dict[str, str]:
+    """What must be the same when a buffer is reopened."""
+    tables = "" if buffer.codec is None else f" with tables {digest_of(buffer.codec.state_dict())}"
+    return {"codec": f"{type(buffer.codec).__name__}{tables}", "rule": repr(buffer.maintenance)}
+
+
+def row_checksums(columns: Mapping[str, Array] | Buffer, rows: Array) -> Array:
+    """Return a checksum of the code, label, id and birth in each of `rows` [n], uint64. No row of zeros has 0."""
+    parts = [np.ascontiguousarray(columns[name][rows]).reshape(len(rows), -1).view(np.uint8) for name in _COVERED]
+    content = np.concatenate(parts, axis=1)
+    words = np.pad(content, ((0, 0), (0, -content.shape[1] % 4))).view(np.uint32)
+    found: Array = np.einsum("nw,w->n", words, _factors(words.shape[1]), dtype=np.uint64, casting="unsafe")
+    return found + np.uint64(1)
+
+
+def sound_rows(columns: Mapping[str, Array], chunk: int = 4096) -> Array:
+    """Return which rows hold what was stored there [rows], bool; of two rows with one sample, the first."""
+    checks = columns[CHECKS]
+    sound = np.zeros(len(checks), bool)
+    for begin in range(0, len(checks), chunk):
+        rows = np.arange(begin, min(begin + chunk, len(checks)))
+        sound[rows] = row_checksums(columns, rows) == checks[rows]
+    found = np.flatnonzero(sound)
+    first = found[np.unique(columns["births"][found], return_index=True)[1]]
+    sound[:] = False
+    sound[first] = True
+    return sound
+
+
+@cache
+def _factors(width: int) -> Array:
+    """Random factors: a sum of 32-bit words times 64-bit factors stays the same by chance once in 2**33 times."""
+    return np.random.default_rng(0).integers(2**64, size=width, dtype=np.uint64)

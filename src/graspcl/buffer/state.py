@@ -1,0 +1,72 @@
+"""The state of a buffer as arrays, numbers and strings; see `Buffer.state_dict`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graspcl.buffer.columns import Storage, pack, unpack
+from graspcl.buffer.ledger import CHECKS
+from graspcl.errors import GraspError
+from graspcl.random import restore_rng, rng_state
+
+if TYPE_CHECKING:
+    from graspcl.buffer.buffer import Buffer
+
+
+def saved_state(buffer: Buffer) -> dict[str, Any]:
+    """Return the state of a buffer."""
+    packed, names = "codes" if buffer._ragged else None, [name for name in buffer._storage if name != CHECKS]
+    return {
+        "count": buffer._count,
+        "seen": buffer.seen,
+        "since": buffer.since,
+        "overfull": buffer._overfull,
+        "capacity": buffer.capacity,
+        "bound": buffer._bound,
+        "shape": None if buffer._shape is None else list(buffer._shape),
+        "columns": {name: pack(buffer[name]) if name == packed else np.array(buffer[name]) for name in names},
+        "index": buffer.index.state_dict(),
+        "maintenance": buffer.maintenance.state_dict(),
+        "codec": None if buffer.codec is None else buffer.codec.state_dict(),
+        "codec_kind": type(buffer.codec).__name__,
+        "rule": repr(buffer.maintenance),
+        "rng": rng_state(buffer._rng),
+    }
+
+
+def restore_state(buffer: Buffer, state: Mapping[str, Any]) -> None:
+    """Restore a state from `saved_state`; refuse that of a buffer made otherwise."""
+    # States of earlier versions have neither "bound" nor "rule".
+    bound = state.get("bound", buffer._bound if buffer._limit else state["capacity"])
+    for part, own, saved in (
+        ("codec", type(buffer.codec).__name__, state["codec_kind"]),
+        ("rule", repr(buffer.maintenance), state.get("rule", repr(buffer.maintenance))),
+        ("capacity", buffer._bound, bound),
+    ):
+        if own != saved:
+            hint = f"make it with the same {part}"
+            raise GraspError(f"the state is of a buffer with {part} {saved}, this one has {own}; {hint}")
+    columns = dict(state["columns"])
+    if columns and (differ := {"codes", *buffer._declared} - {CHECKS} ^ columns.keys()):
+        raise GraspError(f"the buffer and the state differ in columns: {', '.join(sorted(differ))}")
+    if columns and buffer._ragged:
+        columns["codes"] = unpack(columns["codes"])
+    if buffer.codec is not None and state["codec"] is not None:
+        buffer.codec.load_state_dict(state["codec"])
+    if columns and buffer._ledger is not None:
+        columns[CHECKS] = np.zeros(int(state["count"]), np.uint64)
+    buffer._storage = Storage(buffer._storage.folder, columns)
+    buffer._count, buffer.seen, buffer._overfull = int(state["count"]), int(state["seen"]), bool(state["overfull"])
+    buffer.since = int(state.get("since", 0))  # states of earlier versions have it in the learner
+    buffer.capacity = state["capacity"]
+    buffer._shape = None if state["shape"] is None else tuple(state["shape"])
+    buffer.index.load_state_dict(state["index"])
+    assumed = buffer.maintenance.assumed(buffer._count, buffer.seen)
+    buffer.maintenance.load_state_dict({**assumed, **state["maintenance"]})
+    restore_rng(buffer._rng, state["rng"])
+    if buffer._ledger is not None and columns:
+        buffer._ledger.describe(buffer)
+        buffer._ledger.commit(buffer, np.arange(buffer._count))

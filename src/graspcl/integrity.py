@@ -1,0 +1,195 @@
+"""Checksums of files that are written and read again: damage is found when a file is read, and never used.
+
+Arrays (.npz) and tensors (.safetensors) carry their checksum inside. Texts, which people read, have theirs in
+checksums.json beside them. The checksum is xxh3-128: it finds damage, not forgery. Files of earlier versions have none
+and are read unverified.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graspcl.checks import Array
+from graspcl.files import read_regular
+
+if TYPE_CHECKING:
+    import torch
+
+CHECKSUMS = "checksums.json"  # of the texts in its folder, by name
+_HEADER = "graspcl"  # the JSON object in the header of a safetensors file
+_KEY = "checksum"  # in JSON objects, also those in headers
+_MARK = b"xxh3-128:"  # in the comment of a zip file, before the digits
+_COMMENT = len(_MARK) + 32
+_DIFFERS = "its content does not match its checksum"
+
+
+class Damaged(ValueError):
+    """A file is not what was written. The message tells what is wrong with it, without its name."""
+
+
+def checksum(*parts: Any) -> str:
+    """Return the xxh3-128 of texts, bytes or contiguous arrays, one after the other, in hexadecimal.
+
+    >>> checksum(b"ab", "c") == checksum(b"abc")
+    True
+    """
+    import xxhash
+
+    digest = xxhash.xxh3_128()
+    for part in parts:
+        digest.update(part.encode() if isinstance(part, str) else part)
+    return digest.hexdigest()
+
+
+# -- JSON objects ------------------------------------------------------------------------------------------------------
+
+
+def seal_object(values: dict[str, Any]) -> bytes:
+    """Return a JSON object as bytes, with its checksum as the last value.
+
+    >>> read_object(seal_object({"session": 1}))
+    {'session': 1}
+    """
+    return json.dumps({**values, _KEY: checksum(json.dumps(values))}).encode()
+
+
+def read_object(content: bytes) -> dict[str, Any]:
+    """Return the values of `seal_object`, or of a plain JSON object.
+
+    Raises:
+        Damaged: the content is no such object, or does not match its checksum.
+    """
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise Damaged(str(error) or "it is nested too deeply") from error
+    if not isinstance(found, dict):
+        raise Damaged("it is not an object")
+    expected = found.pop(_KEY, None)
+    if expected is not None and expected != checksum(json.dumps(found)):
+        raise Damaged(_DIFFERS)
+    return found
+
+
+# -- arrays ------------------------------------------------------------------------------------------------------------
+
+
+def pack_arrays(arrays: dict[str, Array], compress: bool = True) -> bytes:
+    """Return a .npz file as bytes. The checksum of the archive is its zip comment, which other readers ignore."""
+    content = io.BytesIO()
+    (np.savez_compressed if compress else np.savez)(content, **arrays)  # type: ignore[arg-type]
+    archive = content.getvalue()
+    comment = _MARK + checksum(archive).encode()
+    return archive[:-2] + len(comment).to_bytes(2, "little") + comment  # an archive ends with the comment's length
+
+
+def read_arrays(path: Path) -> dict[str, Array]:
+    """Read a .npz file of `pack_arrays`, or one without a checksum.
+
+    Raises:
+        Damaged: it is no such file, or does not match its checksum.
+        OSError: it cannot be opened.
+    """
+    content = memoryview(path.read_bytes())
+    archive, length, comment = content[: -_COMMENT - 2], content[-_COMMENT - 2 : -_COMMENT], content[-_COMMENT:]
+    if bytes(comment[: len(_MARK)]) == _MARK:
+        expected = _COMMENT.to_bytes(2, "little") + _MARK + checksum(archive, b"\0\0").encode()
+        if bytes(length) + bytes(comment) != expected:
+            raise Damaged(_DIFFERS)
+    elif bytes(content[-22:-18]) != b"PK\5\6" or any(content[-2:]):  # as archives without a comment end
+        raise Damaged("it is no .npz file, or its end is missing")
+    try:
+        # Not np.load, which takes any other file for a pickle.
+        with np.lib.npyio.NpzFile(io.BytesIO(content), allow_pickle=False) as file:
+            return dict(file)
+    except Exception as error:  # zip files and arrays fail in many ways
+        raise Damaged(str(error) or type(error).__name__) from error
+
+
+# -- tensors -----------------------------------------------------------------------------------------------------------
+
+
+def pack_tensors(tensors: dict[str, torch.Tensor], header: dict[str, Any]) -> bytes:
+    """Return a safetensors file as bytes: tensors, and in its header a JSON object with the checksum of all."""
+    from safetensors.torch import save
+
+    # One value alone: safetensors stores several in any order, and equal states must be equal files.
+    return save(tensors, {_HEADER: json.dumps({**header, _KEY: _tensor_checksum(tensors, header)})})
+
+
+def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any], bool]:
+    """Read a safetensors file; return its tensors, the header of `pack_tensors` if any, and whether it is verified.
+
+    Raises:
+        Damaged: it is no such file, or does not match its checksum.
+        OSError: it cannot be opened.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = json.loads((file.metadata() or {}).get(_HEADER, "{}"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
+        expected = header.pop(_KEY, None)  # none in files of other programs and of earlier versions
+    except (SafetensorError, ValueError, TypeError, AttributeError, RuntimeError, OverflowError, MemoryError) as error:
+        raise Damaged(str(error) or type(error).__name__) from error
+    if expected is not None and expected != _tensor_checksum(tensors, header):
+        raise Damaged(_DIFFERS)
+    return tensors, header, expected is not None
+
+
+def _tensor_checksum(tensors: dict[str, torch.Tensor], header: dict[str, Any]) -> str:
+    import torch
+
+    names = sorted(tensors)
+    about = [[name, str(tensors[name].dtype), list(tensors[name].shape)] for name in names]
+    flat = (tensors[name].as_strided((tensors[name].numel(),), (1,)) for name in names)  # they are contiguous
+    contents = (tensor.view(torch.uint8).numpy() for tensor in flat)
+    return checksum(json.dumps([about, header]), *contents)
+
+
+# -- texts -------------------------------------------------------------------------------------------------------------
+
+
+def listed_checksums(folder: Path) -> dict[str, list[str]]:
+    """Return the valid checksums of each text in a folder; nothing if there is no checksums.json.
+
+    A text that is about to be replaced has two: that of its old content and that of the new one.
+    """
+    try:
+        return read_object((folder / CHECKSUMS).read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except Damaged as error:
+        raise Damaged(f"{CHECKSUMS} is damaged ({error}); delete it to use the files beside it unverified") from None
+
+
+def read_text(path: Path) -> str:
+    """Read a text, and verify it if checksums.json lists it.
+
+    Raises:
+        Damaged: it does not match its checksum.
+        OSError: it cannot be opened.
+    """
+    content = read_regular(path)
+    valid = listed_checksums(path.parent).get(path.name)
+    if valid is not None and checksum(content) not in valid:
+        raise Damaged(f"{_DIFFERS}; restore it, or delete {CHECKSUMS} beside it if you changed it on purpose")
+    return content.decode("utf-8")
+
+
+def list_texts(folder: Path, texts: dict[str, bytes]) -> bytes:
+    """Return checksums.json for a folder in which these texts are about to be written."""
+    listed = listed_checksums(folder)
+    for name, content in texts.items():
+        try:
+            before = checksum((folder / name).read_bytes())
+        except OSError:
+            before = ""
+        listed[name] = [checksum(content), *(one for one in listed.get(name, []) if one == before)]
+    return seal_object(listed)

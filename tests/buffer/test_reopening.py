@@ -1,0 +1,185 @@
+"""Buffers in folders: one owner, reopened after a crash with all that was stored completely."""
+
+import signal
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from graspcl.buffer import Buffer, FifoRule
+from graspcl.codec import Half
+from graspcl.errors import GraspError
+
+
+def marked(numbers):
+    """A sample per number, which is its label and all of its values."""
+    numbers = np.asarray(numbers)
+    return np.repeat(numbers[:, None], 8, axis=1).astype(np.float32), numbers
+
+
+def stored(buffer):
+    """Ids by label, after a check that every sample has its own label."""
+    inputs, labels = buffer.fetch(np.arange(len(buffer)))
+    assert torch.equal(inputs, labels[:, None].expand(-1, 8).float())
+    return sorted(zip(buffer.labels.tolist(), buffer.ids.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("codec", [None, Half()], ids=["plain", "half"])
+def test_what_was_stored_is_there_again(tmp_path, codec):
+    buffer = Buffer(20, codec, columns={"loss": ((), np.float32)}, storage=tmp_path)
+    for begin in range(0, 60, 12):
+        buffer.insert(*marked(np.arange(begin, begin + 12) % 7), columns={"loss": np.arange(12)})
+    buffer.settle()
+    buffer.insert(*marked([1, 2]))
+    buffer["loss"][3] = 42
+    expected, losses, births, new = stored(buffer), buffer["loss"].copy(), buffer.births.copy(), buffer.new.copy()
+    buffer.close()
+    again = Buffer.open(tmp_path, codec)
+    assert stored(again) == expected and np.array_equal(again["loss"], losses) and np.array_equal(again.births, births)
+    assert (again.seen, again.since, again.capacity) == (62, 60, 20) and np.array_equal(again.new, new) and new.any()
+    again.insert(*marked(np.arange(30) % 7))
+    assert len(again) == 20 and again.sizes.sum() == 20
+    stored(again)
+
+
+def test_a_folder_has_one_owner(tmp_path):
+    buffer = Buffer(5, storage=tmp_path)
+    with pytest.raises(GraspError, match=r"belongs to a buffer that is open; close\(\) it"):
+        Buffer(5, storage=tmp_path)
+    buffer.insert(*marked([0, 1]))
+    with pytest.raises(GraspError, match="belongs to a buffer that is open"):
+        Buffer.open(tmp_path)
+    del buffer
+    assert len(Buffer.open(tmp_path)) == 2
+
+
+CRASH = """
+import os, signal, sys
+import numpy as np
+from graspcl.buffer import Buffer
+buffer = Buffer(50, storage=sys.argv[1])
+for number in range(int(sys.argv[2])):
+    labels = (np.arange(9) + 5 * number) % 11
+    buffer.insert(np.repeat(labels[:, None], 8, axis=1).astype(np.float32), labels)
+storage, write = buffer._storage, np.ndarray.__setitem__
+class Deadly(dict):
+    def __getitem__(self, name):
+        if name == sys.argv[3]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return dict.__getitem__(self, name)
+deadly = Deadly(storage)
+deadly.folder = storage.folder
+deadly.reserve, deadly.__class__.rows = storage.reserve, 50
+deadly.row_bytes = storage.row_bytes
+buffer._storage = deadly
+buffer.insert(np.full((9, 8), 3, np.float32), np.full(9, 3))
+"""
+
+
+@pytest.mark.parametrize("column", ["ids", "row_checksums"])
+def test_a_process_killed_amid_an_insertion_leaves_whole_samples(tmp_path, column):
+    done = subprocess.run([sys.executable, "-c", CRASH, str(tmp_path), "20", column], check=False)
+    assert done.returncode == -signal.SIGKILL
+    buffer = Buffer.open(tmp_path)
+    assert 41 <= len(buffer) < 50 and buffer.seen == 180  # what was being replaced is lost, all else is there
+    stored(buffer)
+    assert buffer.sizes.sum() == len(buffer) and sorted(buffer.index.grouped()[0]) == list(range(len(buffer)))
+    buffer.insert(*marked(np.arange(40) % 11))
+    stored(buffer)
+
+
+def test_damaged_rows_are_left_out(tmp_path):
+    buffer = Buffer(30, storage=tmp_path)
+    buffer.insert(*marked(np.arange(30)))
+    buffer.close()
+    codes, labels = np.load(tmp_path / "codes.npy", mmap_mode="r+"), np.load(tmp_path / "labels.npy", mmap_mode="r+")
+    codes.view(np.uint32)[4, 2] ^= 1 << 31
+    labels[[7, 29]] = 3
+    del codes, labels
+    again = Buffer.open(tmp_path)
+    assert sorted(again.labels.tolist()) == [n for n in range(30) if n not in (4, 7, 29)]
+    stored(again)
+
+
+def test_removed_samples_stay_away(tmp_path):
+    buffer = Buffer(None, storage=tmp_path)
+    buffer.insert(*marked(np.arange(10)))
+    buffer.remove([2, 9, 4])
+    expected = stored(buffer)
+    buffer.close()
+    assert stored(Buffer.open(tmp_path)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("buffer.json", "buffer.json is damaged"),
+        ("codes.npy", "codes.npy is damaged"),
+        ("labels.npy", "labels.npy is damaged"),
+    ],
+)
+def test_damaged_files_are_explained(tmp_path, name, message):
+    buffer = Buffer(5, storage=tmp_path)
+    buffer.insert(*marked([0, 1]))
+    buffer.close()
+    content = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(content[:20])
+    with pytest.raises(GraspError, match=message):
+        Buffer.open(tmp_path)
+    (tmp_path / name).write_bytes(content)
+    assert len(Buffer.open(tmp_path)) == 2
+
+
+def test_a_buffer_is_opened_as_it_was_made(tmp_path):
+    with pytest.raises(GraspError, match=r"there is no buffer to open in .*: it has no buffer.json"):
+        Buffer.open(tmp_path)
+    Buffer(5, Half(), FifoRule(), storage=tmp_path).insert(*marked([0, 1]))
+    for wrong in ({"codec": None, "maintenance": FifoRule()}, {"codec": Half()}):
+        with pytest.raises(GraspError, match="pass the same"):
+            Buffer.open(tmp_path, **wrong)
+    assert len(Buffer.open(tmp_path, Half(), "fifo")) == 2
+
+
+def test_a_fifo_buffer_goes_on_with_its_oldest(tmp_path):
+    buffer = Buffer(4, maintenance=FifoRule(), storage=tmp_path)
+    buffer.insert(*marked(np.arange(6)))
+    buffer.close()
+    again = Buffer.open(tmp_path, maintenance=FifoRule())
+    again.insert(*marked([6]))
+    assert sorted(again.labels.tolist()) == [3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("storage", ["ram", "folder"])
+def test_threads_fetch_whole_samples_while_others_insert_and_remove(tmp_path, storage):
+    buffer = Buffer(64, storage="ram" if storage == "ram" else tmp_path)
+    buffer.insert(*marked(np.arange(64) % 9))
+    wrong, fetched, busy = [], [0], threading.Event()
+
+    def insert():
+        for number in range(150):
+            buffer.insert(*marked((np.arange(32) + number) % 9))
+            if number % 10 == 0:
+                buffer.remove([0, 5])
+        busy.set()
+
+    def fetch():
+        rng = np.random.default_rng(0)
+        while not busy.is_set():
+            inputs, labels = buffer.fetch(rng.integers(0, 50, 40))
+            fetched[0] += len(labels)
+            wrong.extend(labels[(inputs != labels[:, None]).any(1)].tolist())
+
+    threads = [threading.Thread(target=insert), *(threading.Thread(target=fetch) for _ in range(3))]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # threads change places as often as they can
+    try:
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert fetched[0] > 0 and wrong == []

@@ -1,0 +1,182 @@
+"""Checksums: what was written is read back, and anything else is refused."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from graspcl import integrity
+from graspcl.errors import GraspError
+from graspcl.experiment import RunFolder
+from graspcl.integrity import Damaged, pack_arrays, read_arrays, read_object, read_text, seal_object
+from graspcl.model import vector_network
+from graspcl.pretrain import load_weights, read_header, save_weights
+from graspcl.settings.read import read_toml
+from graspcl.state import load_state, save_state, write_whole
+
+
+def flips(content):
+    """The content with each of its bits turned over, one at a time."""
+    for place in range(len(content)):
+        for bit in range(8):
+            bent = bytearray(content)
+            bent[place] ^= 1 << bit
+            yield bytes(bent)
+
+
+def test_every_bit_of_arrays_counts(tmp_path):
+    file, arrays = tmp_path / "a.npz", {"x": np.arange(3), "name": np.array("µ"), "none": np.empty((0, 2))}
+    content = pack_arrays(arrays)
+    file.write_bytes(content)
+    found = read_arrays(file)
+    assert found.keys() == arrays.keys() and all(np.array_equal(found[name], arrays[name]) for name in arrays)
+    with np.load(file) as plain:
+        assert np.array_equal(plain["x"], arrays["x"])
+    for damaged in (*flips(content), *(content[:end] for end in range(len(content))), content + b"x"):
+        file.write_bytes(damaged)
+        with pytest.raises(Damaged):
+            read_arrays(file)
+
+
+def test_every_bit_of_a_state_counts(tmp_path):
+    file = tmp_path / "state"
+    save_state(file, {"x": np.arange(2), "half": torch.ones(1, dtype=torch.bfloat16), "n": [1, {"y": None}]})
+    content, state = file.read_bytes(), load_state(file)
+    accepted = 0
+    for damaged in (*flips(content), *(content[:end] for end in range(len(content))), content + b"x"):
+        file.write_bytes(damaged)
+        try:
+            found = load_state(file)
+        except GraspError:
+            continue
+        accepted += 1  # a blank that is another blank
+        assert repr(found) == repr(state)
+    assert accepted < 20
+
+
+def test_a_finite_number_that_turns_into_another_is_found_in_weights(tmp_path):
+    file, network = (
+        tmp_path / "weights.safetensors",
+        vector_network(4, classes=3, generator=torch.Generator().manual_seed(0)),
+    )
+    save_weights(network, file, settings={"classes": ["a", "b", "c"]})
+    assert read_header(file)["settings"]["classes"] == ["a", "b", "c"]
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 1
+    file.write_bytes(content)
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    with pytest.raises(GraspError, match="are damaged or not a safetensors file: its content does not match"):
+        load_weights(network, file)
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+
+
+def test_equal_states_are_equal_files(tmp_path):
+    """In other processes, too: hash tables of safetensors have random orders."""
+    code = "import sys, numpy as np; from pathlib import Path; from graspcl.state import save_state; "
+    code += "save_state(Path(sys.argv[1]), {'x': np.arange(3), 'y': 1})"
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "other")], check=True)
+    save_state(tmp_path / "own", {"x": np.arange(3), "y": 1})
+    assert (tmp_path / "own").read_bytes() == (tmp_path / "other").read_bytes()
+
+
+def test_files_of_earlier_versions_are_read_and_that_is_said(tmp_path):
+    from safetensors.torch import save_file
+
+    header = {"dict": [["x", {"tensor": "0:/x"}]]}
+    save_file({"0:/x": torch.arange(3)}, tmp_path / "state", {"graspcl": json.dumps(header)})
+    said = []
+    assert load_state(tmp_path / "state", said.append)["x"].tolist() == [0, 1, 2]
+    assert len(said) == 1 and said[0].endswith("is of an earlier version and has no checksum: it is used unverified")
+    np.savez(tmp_path / "a.npz", x=np.arange(2))
+    assert read_arrays(tmp_path / "a.npz")["x"].tolist() == [0, 1]
+    (tmp_path / "config.toml").write_text("seed = 3")
+    assert read_toml(tmp_path / "config.toml") == {"seed": 3}
+    assert read_object(b'{"pid": 3}') == {"pid": 3}
+
+
+def test_an_object_is_what_it_was():
+    sealed = seal_object({"pid": 7, "loss": 0.25, "none": None})
+    assert read_object(sealed) == {"pid": 7, "loss": 0.25, "none": None}
+    for damaged in (sealed.replace(b"7", b"8", 1), sealed[:-1], b"[]", b"\xff", b"", b"[" * 100_000):
+        with pytest.raises(Damaged):
+            read_object(damaged)
+
+
+def test_texts_are_verified_and_may_be_changed_on_purpose(tmp_path):
+    place = RunFolder(tmp_path)
+    place.write_json("classes", ["ant", "bee"])
+    place.write_config({"seed": 3})
+    assert place.class_names() == ["ant", "bee"]
+    (tmp_path / "classes.json").write_text('["ant", "bie"]')
+    with pytest.raises(
+        GraspError, match=r"classes.json cannot be read: its content .* delete checksums.json beside it"
+    ):
+        place.class_names()
+    assert read_toml(tmp_path / "config.toml") == {"seed": 3}
+    (tmp_path / "checksums.json").unlink()
+    assert place.class_names() == ["ant", "bie"]
+
+
+def test_damaged_checksums_are_told(tmp_path):
+    place = RunFolder(tmp_path)
+    place.write_json("classes", ["ant"])
+    content = (tmp_path / "checksums.json").read_text()
+    (tmp_path / "checksums.json").write_text(content[:-9])
+    for use in (place.class_names, lambda: place.write_json("summary", {})):
+        with pytest.raises(GraspError, match=r"checksums.json is damaged .*; delete it"):
+            use()
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_run_killed_before_its_text_is_replaced_keeps_the_old_one(tmp_path, monkeypatch, times):
+    """Also if that happens twice: the checksum of what is there stays listed."""
+    place = RunFolder(tmp_path)
+    place.write_metrics([{"session": 1}])
+    replace = os.replace
+
+    def killed(part, path):
+        if path.name == "metrics.jsonl":
+            raise KeyboardInterrupt
+        replace(part, path)
+
+    monkeypatch.setattr("os.replace", killed)
+    for number in range(times):
+        with pytest.raises(KeyboardInterrupt):
+            place.write_metrics([{"session": 1}, {"session": 2, "try": number}])
+    assert json.loads(read_text(tmp_path / "metrics.jsonl")) == {"session": 1}
+
+
+def test_a_file_is_synced_before_and_its_folder_after_it_is_in_place(tmp_path, monkeypatch):
+    order, replace = [], os.replace
+    monkeypatch.setattr("os.fsync", lambda file: order.append(os.path.basename(os.readlink(f"/proc/self/fd/{file}"))))
+    monkeypatch.setattr("os.replace", lambda part, path: (order.append("replace"), replace(part, path)))
+    write_whole(tmp_path / "a.txt", lambda file: file.write(b"x"))
+    assert order == [f"a.txt.{os.getpid()}.part", "replace", tmp_path.name]
+
+
+def test_a_state_that_is_mapped_keeps_its_content(tmp_path):
+    save_state(tmp_path / "state", {"x": np.arange(100_000)})
+    mapped = load_state(tmp_path / "state")["x"]
+    save_state(tmp_path / "state", {"x": np.zeros(3)})
+    assert np.array_equal(mapped, np.arange(100_000))
+
+
+def test_damage_of_any_kind_falls_back_to_the_checkpoint_before(tmp_path):
+    place, said = RunFolder(tmp_path), []
+    for number in range(3):
+        place.save_checkpoint({"stream": {"passed": number}, "weights": np.full(50, float(number))})
+    _, second = sorted((tmp_path / "checkpoints").iterdir())
+    content = bytearray(second.read_bytes())
+    content[-9] ^= 64  # a weight becomes another number
+    second.write_bytes(content)
+    state = place.load_checkpoint(said.append)
+    assert state is not None and state["stream"]["passed"] == 1 and (state["weights"] == 1).all()
+    assert len(said) == 1 and "trying the previous one" in said[0] and second.name in said[0]
+
+
+def test_the_checksum_is_xxh3():
+    assert integrity.checksum("") == "99aa06d3014798d86001c324468d497f"  # as published with the algorithm
