@@ -73,11 +73,15 @@ class Storage(dict[str, Array]):
         """Bytes of one row over all columns."""
         return sum(column.dtype.itemsize * math.prod(column.shape[1:]) for column in self.values())
 
-    def reserve(self, rows: int, exactly: bool = False) -> None:
-        """Make room for `rows` rows; unless `exactly`, for half as many again, so that growth is amortised."""
+    def reserve(self, rows: int, exactly: bool = False, most: int | None = None) -> None:
+        """Make room for `rows` rows; unless `exactly`, for half as many again, so that growth is amortised.
+
+        More than `most` rows are never made in advance.
+        """
         if rows <= self.rows:
             return
-        rows = rows if exactly else max(rows, self.rows + self.rows // 2, 64)
+        ahead = max(self.rows + self.rows // 2, 64)
+        rows = rows if exactly else max(rows, ahead if most is None else min(ahead, most))
         grown: dict[str, Array] = {}
         try:
             for name, old in self.items():

@@ -1,4 +1,4 @@
-"""Sequential steps of the class index, compiled: numpy cannot keep the order of insertions in a batch."""
+"""Sequential steps, compiled: numpy can neither keep the order of insertions in a batch nor follow links."""
 
 from __future__ import annotations
 
@@ -86,3 +86,15 @@ def assign(slots: Array, classes: Array, held: Array, index: IndexArrays) -> Non
         if classes[i] >= 0:
             add(slot, classes[i], index)
         held[slot] = classes[i]
+
+
+@numba.njit(cache=True, nogil=True)
+def follow(starts: Array, links: Array, rows: Array) -> None:
+    """Fill each of `rows` [n, most] with a start and what it links to in turn, until row 0 or one that is not there."""
+    for i in range(len(starts)):
+        row = starts[i]
+        for place in range(rows.shape[1]):
+            if not 0 < row < len(links):
+                break
+            rows[i, place] = row
+            row = links[row]
