@@ -25,6 +25,17 @@ _LINK = np.dtype(np.int32)
 _CHUNK = 256  # codes that are compared at a time
 
 
+def sequence_bytes(locations: float, each: int) -> int:
+    """Return the bytes that a buffer stores for a code of `locations` locations of `each` bytes, rounded up.
+
+    >>> sequence_bytes(10, each=768)
+    7732
+    """
+    return math.ceil(locations * (each + _LINK.itemsize)) + sum(
+        np.dtype(dtype).itemsize for _, dtype in PER_CODE.values()
+    )
+
+
 class Sequences:
     """A pool of locations. A code [C, L] takes as many of them as it has before its padding.
 
