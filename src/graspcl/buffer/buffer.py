@@ -18,6 +18,7 @@ from graspcl.buffer.columns import (
     check_folder,
     code_array,
     column_arrays,
+    finite_array,
     finite_tensor,
     integer_array,
     label_array,
@@ -241,7 +242,8 @@ class Buffer(Guarded, Views):
             columns: values of the buffer's columns by name [n, …].
             overflow: keep all samples, even beyond the capacity, until `compress` (the offline setting).
         """
-        return self.insert_codes(self.encode(inputs), labels, ids, columns, overflow)
+        codes = finite_array(inputs) if self.codec is None else None
+        return self.insert_codes(self.encode(inputs) if codes is None else codes, labels, ids, columns, overflow)
 
     @alone
     def insert_codes(
@@ -270,7 +272,8 @@ class Buffer(Guarded, Views):
         self.seen, self._overfull, self.incoming = int(births[-1]) + 1, overflow, {}
         values, taken = {"codes": codes, "labels": labels, "ids": ids, "births": births, **extra}, slots
         if slots.min() < 0:
-            taken, values = slots[slots >= 0], {name: value[slots >= 0] for name, value in values.items()}
+            kept = np.flatnonzero(slots >= 0)
+            taken, values = slots[kept], {name: value[kept] for name, value in values.items()}
         if self._sequences is not None:
             self._sequences.release(self["code_starts"][taken[taken < held]])
             values["code_starts"] = self._sequences.write(values.pop("codes"), values["lengths"])

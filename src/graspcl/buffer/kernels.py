@@ -51,6 +51,20 @@ def remove(slot: int, c: int, index: IndexArrays) -> None:
     index.size[c] = n
 
 
+@numba.njit(cache=True, nogil=True)
+def has_room(classes: Array, size: Array, room: Array, sizes: int) -> bool:
+    """Whether each class has room for its samples among `classes`, and none gets `sizes` samples. -1 needs no room."""
+    wanted = size.copy()
+    for c in classes:
+        if c >= len(size):
+            return False
+        if c >= 0:
+            wanted[c] += 1
+            if wanted[c] > room[c] or wanted[c] >= sizes:
+                return False
+    return True
+
+
 @numba.njit(cache=True, nogil=True, inline="always")
 def _victim(chance: Array, index: IndexArrays) -> tuple[int, int]:
     """A random slot of a random one of the largest classes. `chance` holds two uniform numbers in [0, 1)."""
