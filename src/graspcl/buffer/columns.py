@@ -187,7 +187,7 @@ def finite_tensor(inputs: Any) -> torch.Tensor:
         raise GraspError(f"inputs must be numbers [n, …], and all rows of one shape: {error}") from error
     if tensor.ndim == 0:
         raise GraspError("inputs must have one row per sample, got a single number")
-    if tensor.is_floating_point() and not math.isfinite(tensor.sum()):  # a finite sum has finite parts
+    if tensor.is_floating_point() and not math.isfinite(tensor.detach().sum()):  # a finite sum has finite parts
         finite = tensor.isfinite().reshape(len(tensor), math.prod(tensor.shape[1:])).all(1)
         rows = (~finite).nonzero()[:, 0].tolist()
         if rows:
