@@ -223,6 +223,23 @@ def test_metadata_takes_no_more_bytes_than_it_is_charged(rule: str, arrival: str
     assert buffer.nbytes == len(buffer) * (3 + 4 + 32)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, np.uint8, np.int64, bool])
+def test_arrays_and_tensors_are_stored_alike(dtype: Any) -> None:
+    """Also if their sum is too large for their type, or they lie in memory backwards."""
+    given = (np.arange(12).reshape(4, 3) % 5).astype(dtype)
+    if given.dtype.kind == "f":
+        given[1:3] = np.finfo(dtype).max
+    tensor = torch.from_numpy(given)
+    variants = [given, tensor, given[::-1].copy()[::-1], tensor.T.contiguous().T]
+    if given.dtype.kind == "f":
+        variants.append(tensor.clone().requires_grad_())
+    for variant in variants:
+        buffer = Buffer()
+        buffer.insert(variant, [0, 1, 0, 1])
+        assert np.array_equal(buffer["codes"], given) and buffer["codes"].dtype == given.dtype
+
+
 # -- state -----------------------------------------------------------------------------------------------------------
 
 

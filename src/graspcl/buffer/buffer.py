@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -17,14 +18,17 @@ from graspcl.buffer.columns import (
     check_folder,
     code_array,
     column_arrays,
+    finite_array,
     finite_tensor,
     integer_array,
     label_array,
 )
 from graspcl.buffer.ledger import CHECKS, OWN, Ledger, reopen
 from graspcl.buffer.maintenance import LargestClassRule, Maintenance, last_owner, rules
+from graspcl.buffer.sequences import PER_CODE, Rows, Sequences
 from graspcl.buffer.state import restore_state, saved_state
 from graspcl.buffer.threads import Guarded, alone
+from graspcl.buffer.views import Views
 from graspcl.checks import Array
 from graspcl.errors import GraspError, nearest
 
@@ -44,7 +48,7 @@ class Placed(NamedTuple):
     evicted: Array
 
 
-class Buffer(Guarded):
+class Buffer(Guarded, Views):
     """Stored samples in slots 0 … n-1, with a class index, a maintenance rule and a bound on samples or bytes.
 
     Threads may share a buffer. `fetch` returns each input with its own label, also while another thread inserts or
@@ -58,6 +62,7 @@ class Buffer(Guarded):
         columns: named values per sample, as name -> (shape, dtype).
         storage: "ram", or a folder for memory-mapped .npy files, which one buffer owns; `open` reopens it.
         rng: a generator or a seed that decides what is evicted.
+        padding: `network.padding`: latents [n, C, L] of texts are stored without the padding at their end.
 
     >>> buffer = Buffer(capacity=3, columns={"loss": ((), np.float32)})
     >>> placed = buffer.insert(np.eye(4, dtype=np.float32), labels=[0, 0, 0, 1])
@@ -73,6 +78,7 @@ class Buffer(Guarded):
         columns: Columns | None = None,
         storage: str | Path = "ram",
         rng: np.random.Generator | int = 0,
+        padding: torch.Tensor | None = None,
     ) -> None:
         if isinstance(codec, str):
             raise GraspError(f"the buffer takes a codec, not its name: graspcl.codec.codecs.create({codec!r})")
@@ -91,15 +97,18 @@ class Buffer(Guarded):
         # Number of samples that fit. If given in bytes, it is known from the first insertion on.
         self.capacity = None if isinstance(capacity, str) else capacity_in_samples(capacity, 0, 0)
         self._ragged = codec is not None and codec.ragged
+        folder = None if storage == "ram" else Path(storage)
+        self.padding, self._sequences = padding, None if padding is None else Sequences(codec, padding, folder)
+        self._sized = codec if self._ragged else self._sequences  # what knows the lengths of codes, if these differ
         self._rng = np.random.default_rng(rng)
         self._count = 0
         self._shape: tuple[int, ...] | None = None  # of one code, known from the first insertion on
         self._overfull = False
-        check_columns(self.columns, {"codes", "lengths", CHECKS, *OWN}, self.maintenance)
-        if storage != "ram":
-            check_folder(Path(storage), self._ragged)
-        self._storage = Storage(None if storage == "ram" else storage)
-        self._ledger = None if storage == "ram" else Ledger(Path(storage))
+        check_columns(self.columns, {"codes", CHECKS, *OWN, *PER_CODE}, self.maintenance)
+        if folder is not None:
+            check_folder(folder, self._ragged)
+        self._storage = Storage(folder)
+        self._ledger = None if folder is None else Ledger(folder)
 
     @classmethod
     def open(
@@ -108,6 +117,7 @@ class Buffer(Guarded):
         codec: Codec | None = None,
         maintenance: Maintenance | str | None = None,
         rng: np.random.Generator | int = 0,
+        padding: torch.Tensor | None = None,
     ) -> Buffer:
         """Reopen a buffer that was stored in a folder, also after a crash.
 
@@ -119,17 +129,20 @@ class Buffer(Guarded):
             codec: as the buffer was made with.
             maintenance: as the buffer was made with.
             rng: a generator or a seed that decides what is evicted from now on.
+            padding: as the buffer was made with.
 
         Raises:
             GraspError: there is no buffer, it was made with another codec or rule, or another buffer owns the folder.
         """
-        return reopen(cls, Path(folder), codec, maintenance, rng)
+        return reopen(cls, Path(folder), codec, maintenance, rng, padding)
 
     def close(self) -> None:
         """Write memory-mapped columns to the disk and give up their folder. The buffer cannot be used any more."""
         if self._ledger is not None:
             self._storage.flush()
             self._storage = Storage()
+            if self._sequences is not None:
+                self._sequences.flush()
             self._ledger.close()
 
     # -- reading ---------------------------------------------------------------------------------------------------
@@ -141,30 +154,13 @@ class Buffer(Guarded):
         """Return a named column [n, …], a view that may be written to."""
         if column in self._storage:
             return self._storage[column][: self._count]
+        if column == "codes" and self._sequences is not None and self._shape is not None:
+            rows: Any = Rows(self._codes_of, (self._count, *self._shape), self._sequences.padding.dtype)
+            return rows  # type: ignore[no-any-return]
         if column not in self._declared:
             raise GraspError(f"the buffer has no column {column!r}; {nearest(column, [*self._declared, 'codes'])}")
         shape, dtype = self._declared[column]
         return np.empty((0, *shape), dtype)
-
-    @property
-    def labels(self) -> Array:
-        """Class of each stored sample [n], int32, a view."""
-        return self["labels"]
-
-    @property
-    def ids(self) -> Array:
-        """The user's number of each stored sample [n], int64, a view."""
-        return self["ids"]
-
-    @property
-    def births(self) -> Array:
-        """When each stored sample arrived, counted in samples offered [n], int64, a view."""
-        return self["births"]
-
-    @property
-    def new(self) -> Array:
-        """Whether each stored sample arrived since the last call of `settle` [n], bool."""
-        return self.births >= self.since
 
     @alone
     def settle(self) -> None:
@@ -174,23 +170,9 @@ class Buffer(Guarded):
             self._ledger.commit(self)
 
     @property
-    def classes(self) -> Array:
-        """Sorted labels of the stored classes."""
-        return self.index.classes
-
-    @property
-    def sizes(self) -> Array:
-        """Number of samples of each of `classes`."""
-        return self.index.sizes
-
-    def slots_of(self, label: int) -> Array:
-        """Return the slots of one class, a view."""
-        return self.index.slots_of(label)
-
-    @property
     def nbytes(self) -> int:
         """Bytes that count against the capacity: codes, columns and metadata of what is stored, and the codec."""
-        lengths = int(self["lengths"].sum()) if self._ragged else 0
+        lengths = 0 if self._sized is None else int(self["lengths"].sum())
         return self._tables + lengths + (self._count * (self._sample_bytes + METADATA_BYTES) if self._count else 0)
 
     def fetch(self, slots: Any, device: torch.device | str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
@@ -212,8 +194,14 @@ class Buffer(Guarded):
         except IndexError:
             found = f"{int(slots.min())} … {int(slots.max())}"
             raise GraspError(f"slots must be in 0 … {self._count - 1}, got {found}") from None
-        codes = self._storage["codes"]
-        return codes[slots.numpy()] if self._ragged else torch.from_numpy(codes).index_select(0, slots), labels
+        if self._sized is None:
+            return torch.from_numpy(self._storage["codes"]).index_select(0, slots), labels
+        codes = self._codes_of(slots.numpy())
+        return codes if self._ragged else torch.from_numpy(codes), labels
+
+    @alone
+    def _codes_of(self, slots: Array) -> Array:
+        return self["codes"][slots] if self._sequences is None else self._sequences.read(self["code_starts"][slots])
 
     def encode(self, inputs: Any) -> Codes:
         """Return the codes [n, …] of inputs [n, …], as they would be stored."""
@@ -228,6 +216,13 @@ class Buffer(Guarded):
             return torch.as_tensor(codes).to(device, non_blocking=True)
         codes = codes if self._ragged else torch.as_tensor(codes).to(device, non_blocking=True)
         return self.codec.decode(codes).to(device, non_blocking=True)
+
+    def mean_bytes(self, codes: Codes) -> int:
+        """Return the bytes that each of codes [n, …] takes in the buffer, the mean rounded up."""
+        if self._sized is None:
+            return int(codes[0].nbytes)
+        beside = 16 if self._ragged else 12  # a length, and a pointer or a start
+        return beside + int(np.ceil(self._sized.lengths(np.asarray(codes)).mean()))
 
     def draw_seed(self) -> int:
         """Draw a seed from the buffer's own generator, for callers without a generator."""
@@ -247,7 +242,8 @@ class Buffer(Guarded):
             columns: values of the buffer's columns by name [n, …].
             overflow: keep all samples, even beyond the capacity, until `compress` (the offline setting).
         """
-        return self.insert_codes(self.encode(inputs), labels, ids, columns, overflow)
+        codes = finite_array(inputs) if self.codec is None else None
+        return self.insert_codes(self.encode(inputs) if codes is None else codes, labels, ids, columns, overflow)
 
     @alone
     def insert_codes(
@@ -255,7 +251,7 @@ class Buffer(Guarded):
     ) -> Placed:
         """As `insert`, for a batch that is already encoded (`encode`)."""
         labels = label_array(labels)
-        stored = None if self._shape is None else self._storage["codes"]
+        stored = None if self._shape is None else self["codes"]
         codes = code_array(codes, len(labels), stored, self._ragged)
         births = self.seen + np.arange(len(labels))
         ids = births if ids is None else integer_array(ids, "ids")
@@ -266,8 +262,8 @@ class Buffer(Guarded):
             return Placed(np.empty(0, np.int64), np.empty(0, np.int64))
         if self._overfull and not overflow:
             raise GraspError("the last insertion had overflow=True: call compress() before inserting without it")
-        if self.codec is not None and self._ragged:
-            extra["lengths"] = self.codec.lengths(codes)
+        if self._sized is not None:
+            extra["lengths"] = self._sized.lengths(codes)
         self._make_room(codes, extra.get("lengths"), overflow)
         held, self.incoming = self._count, extra
         self.maintenance.arriving(self, labels, self._rng)
@@ -276,15 +272,19 @@ class Buffer(Guarded):
         self.seen, self._overfull, self.incoming = int(births[-1]) + 1, overflow, {}
         values, taken = {"codes": codes, "labels": labels, "ids": ids, "births": births, **extra}, slots
         if slots.min() < 0:
-            taken, values = slots[slots >= 0], {name: value[slots >= 0] for name, value in values.items()}
+            kept = np.flatnonzero(slots >= 0)
+            taken, values = slots[kept], {name: value[kept] for name, value in values.items()}
+        if self._sequences is not None:
+            self._sequences.release(self["code_starts"][taken[taken < held]])
+            values["code_starts"] = self._sequences.write(values.pop("codes"), values["lengths"])
         for name, value in values.items():
             self._storage[name][taken] = value
-        if self._ledger is not None:
-            self._ledger.commit(self, taken)
         if append and not overflow:
             taken, slots = self._shrink(), np.full(len(labels), -1)
             _, where, which = np.intersect1d(self.births, births, assume_unique=True, return_indices=True)
             slots[which] = where
+        if self._ledger is not None:
+            self._ledger.commit(self, slots[slots >= 0])
         return Placed(slots, np.sort(taken[taken < held]))
 
     @alone
@@ -316,7 +316,7 @@ class Buffer(Guarded):
     @property
     def by_length(self) -> bool:
         """Whether the number of samples that fit depends on their lengths: all enter first, then the rule evicts."""
-        return self._ragged and self._limit is not None
+        return self._sized is not None and self._limit is not None
 
     def excess_of(self, order: Array) -> int:
         """Return how many samples must go for the others to fit, if they go in the order of slots `order` [n]."""
@@ -373,50 +373,43 @@ class Buffer(Guarded):
     @property
     def _declared(self) -> Columns:
         """All columns but the codes."""
-        own = {**OWN, **({"lengths": ((), np.int64)} if self._ragged else {}), **self.columns}
+        sized = {} if self._sized is None else {"lengths": PER_CODE["lengths"]} if self._ragged else PER_CODE
+        own = {**OWN, **sized, **self.columns}
         return own if self._ledger is None else {**own, CHECKS: ((), np.uint64)}
 
     @property
     def _tables(self) -> int:
-        return 0 if self.codec is None else self.codec.nbytes
+        return sum(part.nbytes for part in (self.codec, self._sequences) if part is not None)
 
     @property
     def _sample_bytes(self) -> int:
         checks = 8 if CHECKS in self._storage else 0  # they protect the files, and are no part of a sample
         return self._storage.row_bytes - checks - sum(np.dtype(dtype).itemsize for _, dtype in OWN.values())
 
-    def attach(self, storage: Storage, ledger: Ledger, rows: Array, seen: int, since: int) -> None:
-        """Take over the samples in `rows` [n] of a reopened storage; slots without a sample are closed."""
-        self._storage, self._ledger = storage, ledger
-        self._count, self._shape = int(rows.max(initial=-1)) + 1, storage["codes"].shape[1:]
-        self.index.assign(rows, self.labels[rows].astype(np.int64), np.full(self._count, -1, np.int32))
-        self._close_gaps(np.setdiff1d(np.arange(self._count), rows))
-        self.capacity = self._fitting(0)
-        self._overfull = self._excess() > 0
-        self.seen, self.since = max(seen, int(self.births.max(initial=-1)) + 1), since
-        self.maintenance.load_state_dict(self.maintenance.assumed(self._count, self.seen))
-        self.maintenance.renumbered(self)
-
     def _make_room(self, codes: Array, lengths: Array | None, overflow: bool) -> None:
         """Make room for a batch. The first one shows how large a sample is, and so how many fit."""
         if self._shape is None:
-            declared = {"codes": (codes.shape[1:], codes.dtype), **self._declared}
+            declared = {**({} if self._sequences else {"codes": (codes.shape[1:], codes.dtype)}), **self._declared}
             self._storage = Storage(self._storage.folder, {n: np.empty((0, *s), t) for n, (s, t) in declared.items()})
+            if self._sequences is not None:
+                self._sequences.create(codes.shape[1:])
         if lengths is not None:
-            self._fitting(int(lengths.max()))  # each sample must fit alone, and as many fit as have the mean length
-            self.capacity = self._fitting(int(np.ceil(np.concatenate([self["lengths"], lengths]).mean())))
+            self._fitting(lengths.max())  # each sample must fit alone, and as many fit as have the mean length
+            self.capacity = self._fitting(np.concatenate([self["lengths"], lengths]).mean())
+            if self._sequences is not None:
+                self._sequences.reserve(int(lengths.sum()), self._limit)
         elif self._shape is None:
             self.capacity = self._fitting(0)
         if self.capacity is None or overflow or self.by_length:
             self._storage.reserve(self._count + len(codes))
         else:
             self._storage.reserve(self.capacity, exactly=True)
-        if self._ledger is not None and self._shape is None:
+        first, self._shape = self._shape is None, codes.shape[1:]
+        if self._ledger is not None and first:
             self._ledger.describe(self)
-        self._shape = codes.shape[1:]
 
-    def _fitting(self, length: int) -> int | None:
-        return capacity_in_samples(self.given, self._sample_bytes + length, self._tables)
+    def _fitting(self, length: float) -> int | None:
+        return capacity_in_samples(self.given, self._sample_bytes + math.ceil(length), self._tables)
 
     def _excess(self) -> int:
         """Number of samples over the capacity; if lengths differ, as if all had the mean length."""
@@ -441,10 +434,13 @@ class Buffer(Guarded):
         source = left + np.flatnonzero(stays[left:])
         target = np.flatnonzero(~stays[:left])
         self.index.rename(source, target, self.labels[source].astype(np.int64))
+        starts = gone if self._sequences is None else self["code_starts"][gone]
         for name in self._storage:
             self._storage[name][target] = self._storage[name][source]
         if self._ragged and self._count:
             self._storage["codes"][left : self._count] = None  # release the memory of evicted codes
         if CHECKS in self._storage:
             self._storage[CHECKS][left:] = 0
+        if self._sequences is not None and self._shape is not None:
+            self._sequences.release(starts)
         self._count = left

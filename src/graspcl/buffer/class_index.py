@@ -108,6 +108,10 @@ class ClassIndex:
 
     def _reserve(self, labels: Array, slots: int = 0) -> None:
         """Make room for `labels` in slots below `slots`, without changing what is stored. -1 needs no room."""
+        from graspcl.buffer import kernels
+
+        if slots <= len(self._pos) and kernels.has_room(labels, self._size, self._room, len(self._above)):
+            return
         classes, known = int(labels.max(initial=-1)) + 1, len(self._size)
         if not classes:
             return

@@ -73,11 +73,15 @@ class Storage(dict[str, Array]):
         """Bytes of one row over all columns."""
         return sum(column.dtype.itemsize * math.prod(column.shape[1:]) for column in self.values())
 
-    def reserve(self, rows: int, exactly: bool = False) -> None:
-        """Make room for `rows` rows; unless `exactly`, for half as many again, so that growth is amortised."""
+    def reserve(self, rows: int, exactly: bool = False, most: int | None = None) -> None:
+        """Make room for `rows` rows; unless `exactly`, for half as many again, so that growth is amortised.
+
+        More than `most` rows are never made in advance.
+        """
         if rows <= self.rows:
             return
-        rows = rows if exactly else max(rows, self.rows + self.rows // 2, 64)
+        ahead = max(self.rows + self.rows // 2, 64)
+        rows = rows if exactly else max(rows, ahead if most is None else min(ahead, most))
         grown: dict[str, Array] = {}
         try:
             for name, old in self.items():
@@ -183,7 +187,7 @@ def finite_tensor(inputs: Any) -> torch.Tensor:
         raise GraspError(f"inputs must be numbers [n, …], and all rows of one shape: {error}") from error
     if tensor.ndim == 0:
         raise GraspError("inputs must have one row per sample, got a single number")
-    if tensor.is_floating_point() and not math.isfinite(tensor.sum()):  # a finite sum has finite parts
+    if tensor.is_floating_point() and not math.isfinite(tensor.detach().sum()):  # a finite sum has finite parts
         finite = tensor.isfinite().reshape(len(tensor), math.prod(tensor.shape[1:])).all(1)
         rows = (~finite).nonzero()[:, 0].tolist()
         if rows:
@@ -191,6 +195,20 @@ def finite_tensor(inputs: Any) -> torch.Tensor:
             count = f"{len(rows)} of {len(tensor)}"
             raise GraspError(f"{count} inputs are NaN or infinite (rows {shown}); nothing was stored")
     return tensor
+
+
+def finite_array(inputs: Any) -> Array | None:
+    """Return finite inputs [n, …] in the computer's memory as an array; None for others, which need `finite_tensor`."""
+    try:
+        given = inputs if isinstance(inputs, np.ndarray) else inputs.detach().numpy()
+    except (AttributeError, TypeError, RuntimeError):  # no tensor, or on another device
+        return None
+    if not given.ndim or not given.dtype.isnative or given.dtype.kind not in "fiub" or given.itemsize > 8:
+        return None
+    if given.dtype.kind == "f":
+        with np.errstate(over="ignore", invalid="ignore"):
+            return given if math.isfinite(given.sum()) else None  # a finite sum has finite parts
+    return given
 
 
 def label_array(labels: Any) -> Array:
@@ -208,7 +226,7 @@ def integer_array(values: Any, what: str) -> Array:
         given = np.asarray(_numpy(values))
     except (TypeError, ValueError) as error:  # ragged
         raise GraspError(f"{what} must be a vector of integers: {error}") from error
-    if given.ndim != 1 or (len(given) and not np.issubdtype(given.dtype, np.integer)):
+    if given.ndim != 1 or (len(given) and given.dtype.kind not in "iu"):
         raise GraspError(f"{what} must be a vector of integers, got {given.dtype} of shape {given.shape}")
     if given.dtype == np.uint64 and len(given) and given.max() >= 2**63:
         raise GraspError(f"{what} must be below 2^63, got {given.max()}; give hashes of 64 bits as int64, or >> 1")
@@ -228,6 +246,8 @@ def code_array(codes: Any, number: int, stored: Array | None, ragged: bool = Fal
         return given
     if given.shape[1:] != stored.shape[1:]:
         raise GraspError(f"the buffer stores codes of shape {stored.shape[1:]}, got {given.shape[1:]}")
+    if given.dtype == stored.dtype:
+        return given
     if not np.can_cast(given.dtype, stored.dtype, "same_kind"):
         raise GraspError(f"the buffer stores codes of type {stored.dtype}, got {given.dtype}")
     if len(given) and not np.can_cast(given.dtype, stored.dtype):

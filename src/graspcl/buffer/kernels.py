@@ -1,4 +1,4 @@
-"""Sequential steps of the class index, compiled: numpy cannot keep the order of insertions in a batch."""
+"""Sequential steps, compiled: numpy can neither keep the order of insertions in a batch nor follow links."""
 
 from __future__ import annotations
 
@@ -51,6 +51,20 @@ def remove(slot: int, c: int, index: IndexArrays) -> None:
     index.size[c] = n
 
 
+@numba.njit(cache=True, nogil=True)
+def has_room(classes: Array, size: Array, room: Array, sizes: int) -> bool:
+    """Whether each class has room for its samples among `classes`, and none gets `sizes` samples. -1 needs no room."""
+    wanted = size.copy()
+    for c in classes:
+        if c >= len(size):
+            return False
+        if c >= 0:
+            wanted[c] += 1
+            if wanted[c] > room[c] or wanted[c] >= sizes:
+                return False
+    return True
+
+
 @numba.njit(cache=True, nogil=True, inline="always")
 def _victim(chance: Array, index: IndexArrays) -> tuple[int, int]:
     """A random slot of a random one of the largest classes. `chance` holds two uniform numbers in [0, 1)."""
@@ -86,3 +100,15 @@ def assign(slots: Array, classes: Array, held: Array, index: IndexArrays) -> Non
         if classes[i] >= 0:
             add(slot, classes[i], index)
         held[slot] = classes[i]
+
+
+@numba.njit(cache=True, nogil=True)
+def follow(starts: Array, links: Array, rows: Array) -> None:
+    """Fill each of `rows` [n, most] with a start and what it links to in turn, until row 0 or one that is not there."""
+    for i in range(len(starts)):
+        row = starts[i]
+        for place in range(rows.shape[1]):
+            if not 0 < row < len(links):
+                break
+            rows[i, place] = row
+            row = links[row]

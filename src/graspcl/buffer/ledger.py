@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.lib import format as npy
 
 from graspcl.buffer.columns import Columns, Storage
+from graspcl.buffer.sequences import PER_CODE, Rows, Sequences
 from graspcl.cache import digest_of, lock
 from graspcl.checks import Array
 from graspcl.errors import GraspError
@@ -18,6 +20,8 @@ from graspcl.integrity import read_object, seal_object
 from graspcl.state import write_whole
 
 if TYPE_CHECKING:
+    import torch
+
     from graspcl.buffer.buffer import Buffer
     from graspcl.buffer.maintenance import Maintenance
     from graspcl.codec import Codec
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
 # Kept of every sample beside its code and the user's columns.
 OWN: Columns = {"labels": ((), np.int32), "ids": ((), np.int64), "births": ((), np.int64)}
 CHECKS = "row_checksums"  # the column of checksums
+_AT_ONCE = 2**25  # bytes of codes that are verified at a time
 _COVERED = ("codes", "labels", "ids", "births")  # other columns may be written to at any time
 
 
@@ -86,13 +91,14 @@ def reopen(
     codec: Codec | None,
     rule: Maintenance | str | None,
     rng: np.random.Generator | int,
+    padding: torch.Tensor | None,
 ) -> Buffer:
     """Return a buffer with what is stored in `folder`; see `Buffer.open`."""
     try:
         made = read_object((folder / "buffer.json").read_bytes())
         columns = {name: (tuple(shape), np.dtype(dtype)) for name, (shape, dtype) in made["columns"].items()}
         shape, dtype = tuple(made["codes"][0]), np.dtype(made["codes"][1])
-        buffer = kind(made["capacity"], codec, rule, columns, rng=rng)
+        buffer = kind(made["capacity"], codec, rule, columns, rng=rng, padding=padding)
     except FileNotFoundError:
         raise GraspError(f"there is no buffer to open in {folder}: it has no buffer.json") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -101,15 +107,46 @@ def reopen(
         if own != made.get(part):
             raise GraspError(f"the buffer in {folder} was made with {part} {made.get(part)}, not {own}; pass the same")
     ledger = Ledger(folder)
-    storage = Storage.attach(folder, {"codes": (shape, dtype), CHECKS: ((), np.uint64), **OWN, **columns})
-    buffer.attach(storage, ledger, np.flatnonzero(sound_rows(storage)), *ledger.counts())
+    sequences, kinds = buffer._sequences, {CHECKS: ((), np.uint64), **OWN, **columns}
+    storage = Storage.attach(folder, {**kinds, **({"codes": (shape, dtype)} if sequences is None else PER_CODE)})
+    if sequences is not None:
+        sequences.attach(folder, shape)
+    rows = np.flatnonzero(sound_rows(storage)) if sequences is None else _sound_sequences(sequences, storage, shape)
+    buffer._storage, buffer._shape, buffer._ledger = storage, shape, ledger
+    _take_over(buffer, rows, *ledger.counts())
     return buffer
 
 
-def _parts(buffer: Buffer) -> dict[str, str]:
+def _sound_sequences(sequences: Sequences, storage: Storage, shape: tuple[int, ...]) -> Array:
+    """Return which rows hold what was stored there [n], and free the room of all others."""
+    starts = storage["code_starts"]
+    codes: Any = Rows(lambda slots: sequences.read(starts[slots]), (len(starts), *shape), sequences.padding.dtype)
+    rows = np.flatnonzero(sound_rows({**storage, "codes": codes}))
+    rows = rows[sequences.claim(starts[rows])]
+    starts[np.setdiff1d(np.arange(len(starts)), rows)] = 0
+    storage["lengths"][:] = sequences.sizes(starts)
+    return rows
+
+
+def _take_over(buffer: Buffer, rows: Array, seen: int, since: int) -> None:
+    """Keep only the samples in `rows` [n] of a reopened storage; slots without a sample are closed."""
+    buffer._count = int(rows.max(initial=-1)) + 1
+    buffer.index.assign(rows, buffer.labels[rows].astype(np.int64), np.full(buffer._count, -1, np.int32))
+    buffer._close_gaps(np.setdiff1d(np.arange(buffer._count), rows))
+    lengths = buffer["lengths"] if buffer.by_length else np.zeros(1)
+    buffer.capacity = buffer._fitting(lengths.mean() if len(lengths) else 0)
+    buffer._overfull = buffer._excess() > 0
+    buffer.seen, buffer.since = max(seen, int(buffer.births.max(initial=-1)) + 1), since
+    buffer.maintenance.load_state_dict(buffer.maintenance.assumed(buffer._count, buffer.seen))
+    buffer.maintenance.renumbered(buffer)
+
+
+def _parts(buffer: Buffer) -> dict[str, str | None]:
     """What must be the same when a buffer is reopened."""
     tables = "" if buffer.codec is None else f" with tables {digest_of(buffer.codec.state_dict())}"
-    return {"codec": f"{type(buffer.codec).__name__}{tables}", "rule": repr(buffer.maintenance)}
+    codec = f"{type(buffer.codec).__name__}{tables}"
+    padding = None if buffer.padding is None else digest_of({"latent": buffer.padding})
+    return {"codec": codec, "rule": repr(buffer.maintenance), "padding": padding}
 
 
 def row_checksums(columns: Mapping[str, Array] | Buffer, rows: Array) -> Array:
@@ -121,9 +158,10 @@ def row_checksums(columns: Mapping[str, Array] | Buffer, rows: Array) -> Array:
     return found + np.uint64(1)
 
 
-def sound_rows(columns: Mapping[str, Array], chunk: int = 4096) -> Array:
+def sound_rows(columns: Mapping[str, Array]) -> Array:
     """Return which rows hold what was stored there [rows], bool; of two rows with one sample, the first."""
-    checks = columns[CHECKS]
+    checks, codes = columns[CHECKS], columns["codes"]
+    chunk = max(1, _AT_ONCE // (math.prod(codes.shape[1:]) * codes.dtype.itemsize + 1))
     sound = np.zeros(len(checks), bool)
     for begin in range(0, len(checks), chunk):
         rows = np.arange(begin, min(begin + chunk, len(checks)))

@@ -15,10 +15,16 @@ from graspcl.random import restore_rng, rng_state
 if TYPE_CHECKING:
     from graspcl.buffer.buffer import Buffer
 
+_OF_STORAGE = {CHECKS, "code_starts"}  # columns that tell where and how samples are stored, not what
+
 
 def saved_state(buffer: Buffer) -> dict[str, Any]:
     """Return the state of a buffer."""
-    packed, names = "codes" if buffer._ragged else None, [name for name in buffer._storage if name != CHECKS]
+    columns: dict[str, Any] = {name: np.array(buffer[name]) for name in buffer._storage if name not in _OF_STORAGE}
+    if columns and buffer._sequences is not None:
+        columns["codes"] = buffer._sequences.saved_state(buffer["code_starts"])
+    elif columns and buffer._ragged:
+        columns["codes"] = pack(buffer["codes"])
     return {
         "count": buffer._count,
         "seen": buffer.seen,
@@ -27,7 +33,7 @@ def saved_state(buffer: Buffer) -> dict[str, Any]:
         "capacity": buffer.capacity,
         "bound": buffer._bound,
         "shape": None if buffer._shape is None else list(buffer._shape),
-        "columns": {name: pack(buffer[name]) if name == packed else np.array(buffer[name]) for name in names},
+        "columns": columns,
         "index": buffer.index.state_dict(),
         "maintenance": buffer.maintenance.state_dict(),
         "codec": None if buffer.codec is None else buffer.codec.state_dict(),
@@ -50,12 +56,21 @@ def restore_state(buffer: Buffer, state: Mapping[str, Any]) -> None:
             hint = f"make it with the same {part}"
             raise GraspError(f"the state is of a buffer with {part} {saved}, this one has {own}; {hint}")
     columns = dict(state["columns"])
-    if columns and (differ := {"codes", *buffer._declared} - {CHECKS} ^ columns.keys()):
+    sequences = buffer._sequences
+    padded = sequences is not None and isinstance(columns.get("codes"), np.ndarray)  # by an earlier version
+    wanted = {"codes", *buffer._declared} - _OF_STORAGE - ({"lengths"} if padded else set())
+    if columns and (differ := wanted ^ columns.keys()):
         raise GraspError(f"the buffer and the state differ in columns: {', '.join(sorted(differ))}")
-    if columns and buffer._ragged:
-        columns["codes"] = unpack(columns["codes"])
     if buffer.codec is not None and state["codec"] is not None:
         buffer.codec.load_state_dict(state["codec"])
+    if columns and buffer._ragged:
+        columns["codes"] = unpack(columns["codes"])
+    if columns and sequences is not None:
+        codes, shape = columns.pop("codes"), tuple(state["shape"])
+        if padded:
+            columns["lengths"] = sequences.lengths(codes)
+            codes = sequences.packed(codes, columns["lengths"])
+        columns["code_starts"] = sequences.restore_state(codes, shape, columns["lengths"])
     if columns and buffer._ledger is not None:
         columns[CHECKS] = np.zeros(int(state["count"]), np.uint64)
     buffer._storage = Storage(buffer._storage.folder, columns)

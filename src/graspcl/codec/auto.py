@@ -52,6 +52,10 @@ class Auto(Codec):
     def nbytes(self) -> int:
         return self.chosen.nbytes
 
+    @property
+    def locations(self) -> int:
+        return self.chosen.locations
+
     def fit(self, inputs: torch.Tensor) -> Auto:
         self.chosen.fit(inputs)
         return self

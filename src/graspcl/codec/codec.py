@@ -25,6 +25,11 @@ class Codec:
         """Bytes of the codec's own tables, which count against a buffer's capacity."""
         return 0
 
+    @property
+    def locations(self) -> int:
+        """Axis of codes along which they have one entry per location of latents [n, C, L]; the last by default."""
+        return -1
+
     def lengths(self, codes: Any) -> Any:
         """Return the bytes of each code [n]. Only ragged codecs need this."""
         raise GraspError(f"codec {type(self).__name__} is ragged: it must define lengths(codes)")

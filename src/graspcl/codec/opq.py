@@ -46,6 +46,10 @@ class OPQ(Codec):
     def nbytes(self) -> int:
         return sum(table.numel() * table.element_size() for table in self.state_dict().values())
 
+    @property
+    def locations(self) -> int:
+        return -2
+
     def fit(self, inputs: torch.Tensor) -> OPQ:
         faiss = require("faiss", "opq")
         vectors, _ = _as_vectors(inputs)

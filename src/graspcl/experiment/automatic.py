@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graspcl.buffer.capacity import METADATA_BYTES, parse_bytes
+from graspcl.buffer.sequences import sequence_bytes
+from graspcl.checks import Array
 from graspcl.data import Samples, data_sources, find_columns
 from graspcl.data.sources import source_name
 from graspcl.errors import GraspError
@@ -150,11 +152,16 @@ def _pixels(facts: Facts) -> Found:
     return pixels, f"{number:,} images of {side} pixels, learned in minutes"
 
 
-def _max_tokens(facts: Facts) -> Found:
+def _token_counts(facts: Facts) -> Array:
+    """Return how many tokens some of the texts have [n], without padding."""
     opened = _with_stand_ins(facts.config)
-    ids = facts.samples.read(facts.some)
     padding = TextInputs.of(opened.network.name, network_options(opened)).encode([""])[0, -1]
-    lengths = (ids != padding).sum(1).numpy()
+    counts: Array = (facts.samples.read(facts.some) != padding).sum(1).numpy()
+    return counts
+
+
+def _max_tokens(facts: Facts) -> Found:
+    lengths = _token_counts(facts)
     needed = 8 * math.ceil(float(np.quantile(lengths, _QUANTILE)) / 8)
     if needed < _TOKENS:
         return needed, f"{_QUANTILE:.0%} of the texts have at most that many"
@@ -167,8 +174,12 @@ def _capacity(facts: Facts) -> Found:
         return None, f"the learner {config.learner.name} stores everything"
     if config.rehearsal == "veridical":
         return _BUFFER, "as many samples as fit"
-    latent = build_network(config).eval().encode(first_readable(facts.samples))
-    size = number * (2 * latent[0].numel() + METADATA_BYTES)
+    network = build_network(config).eval()
+    latent = network.encode(first_readable(facts.samples))[0]
+    each = 2 * latent.numel()
+    if network.padding is not None:  # texts are stored without it
+        each = sequence_bytes(float(_token_counts(facts).mean()), 2 * len(latent))
+    size = number * (each + METADATA_BYTES)
     said = f"{number:,} training samples take {size / 1e6:,.1f} MB in half precision"
     return (None, f"everything is stored: {said}") if size <= parse_bytes(_BUFFER) else (_BUFFER, f"a bound: {said}")
 

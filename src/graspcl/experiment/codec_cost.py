@@ -36,7 +36,7 @@ lost on 1,000 held-out base samples
     """
 
     codec: str
-    bytes: float  # of a sample, mean
+    bytes: float  # of a sample, mean, without padding
     relative_error: float  # ‖latent - decoded‖ / ‖latent‖, without padding
     nearest_mean: float  # points of accuracy lost
     ridge: float
@@ -84,6 +84,10 @@ class CodecMeter:
         self._rows, self._half = torch.from_numpy(rows), torch.from_numpy(occurrence(rows) % 2 == 1)
         self._features = torch.cat([self._seen(part) for part in self._parts()])
         self._uncoded = self._accuracies(self._features)
+        self.places = latents[0, 0].numel()  # locations of a sample
+        self.vectors = float(self.places)  # those that are stored, mean: padding is not
+        if padding is not None:
+            self.vectors = sum(int((part != padding).any(1).sum()) for part in self._parts()) / len(latents)
 
     def cost(self, codec: Codec, label: str) -> CodecCost:
         """Measure a trained codec."""
@@ -99,7 +103,8 @@ class CodecMeter:
             features.append(self._seen(decoded))
         (nearest, ridge), coded, number = self._uncoded, self._accuracies(torch.cat(features)), len(self.latents)
         error = (wrong / max(right, 1e-30)) ** 0.5
-        return CodecCost(label, size / number, error, nearest - coded[0], ridge - coded[1], number)
+        stored = size / (number * self.places) * self.vectors
+        return CodecCost(label, stored, error, nearest - coded[0], ridge - coded[1], number)
 
     def _parts(self) -> Iterator[Tensor]:
         return (part.float() for part in self.latents.split(_CHUNK))
@@ -175,7 +180,7 @@ class CodecTrials:
         except GraspError:
             return Part("half"), None
         dim = meter.latents.shape[1]
-        vectors = meter.latents[0].numel() // dim
+        vectors = meter.vectors
         offered = sorted(ladder(dim), key=lambda one: one[2] * vectors * self._stored + one[3])
         for name, parameters, size, _ in offered:
             if size * vectors > above:

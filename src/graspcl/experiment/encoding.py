@@ -190,9 +190,7 @@ def _trials(
         return _fit(codec, config, samples, network, latents, rows)
 
     rng, stored = generator(config.seed, "codec cost"), len(samples.train)
-    text = getattr(network.frozen, "padding_input", None)
-    padding = None if text is None else _encode(network, text)[0, :, -1:]
-    return CodecTrials(network, fit_on, samples.labels[fit_on], read, fit, stored, rng, padding)
+    return CodecTrials(network, fit_on, samples.labels[fit_on], read, fit, stored, rng, network.padding)
 
 
 def _fit(

@@ -124,11 +124,14 @@ class HeldOut:
     network's weights at that evaluation, if the settings want to keep them.
     """
 
-    def __init__(self, settings: StopConfig, codec: Any, rng: np.random.Generator) -> None:
+    def __init__(
+        self, settings: StopConfig, codec: Any, rng: np.random.Generator, padding: torch.Tensor | None = None
+    ) -> None:
         self.settings, self.rng = settings, rng
         self.progress: list[Any] = [-1.0, 0]
         self.best: dict[str, torch.Tensor] = {}
-        self.buffer = Buffer(_HELD_OUT, codec, rng=np.random.default_rng(rng.integers(2**63)))
+        own = np.random.default_rng(rng.integers(2**63))
+        self.buffer = Buffer(_HELD_OUT, codec, rng=own, padding=padding)
         self._met: set[int] = set()
 
     def take(self, codes: Codes, labels: Array, indices: Array) -> Array:
@@ -219,8 +222,5 @@ def samples_within(config: Config, learner: Learner, codes: Codes) -> int | None
     shapes = [column for name, column in learner.buffer.columns.items() if name not in own]
     columns = sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in shapes)
     codec = learner.buffer.codec
-    if codec is not None and isinstance(codes, np.ndarray):  # image files: each has a pointer and a length
-        size = int(np.ceil(codec.lengths(codes[:1000]).mean())) + 16
-    else:
-        size = codes[0].nbytes
+    size = learner.buffer.mean_bytes(codes[:1000])
     return capacity_in_samples(config.buffer.capacity, size + columns, codec.nbytes if codec else 0)

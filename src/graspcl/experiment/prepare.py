@@ -361,7 +361,9 @@ def make_learner(config: Config, network: SplitNetwork, codec: Codec, classes: i
     rule = rules.create(config.buffer.maintenance.name, **config.buffer.maintenance.parameters)
     kind, parameters = learners.get(config.learner.name), config.learner.parameters
     columns = {**column_shapes(rule, network, kind, **parameters), **kind.columns(classes, **parameters)}
-    buffer = Buffer(config.buffer.capacity, codec, rule, columns, rng=generator(config.seed, "buffer"))
+    padding = None if kind.stores_features else network.padding
+    rng = generator(config.seed, "buffer")
+    buffer = Buffer(config.buffer.capacity, codec, rule, columns, rng=rng, padding=padding)
     policy, rng = policies.create(config.policy.name, **config.policy.parameters), generator(config.seed, "policy")
     optimiser, execution = Optimiser(**vars(config.optimiser)), config.execution.make()
     learner = kind(network, buffer, policy, optimiser, rng, execution=execution, **parameters)

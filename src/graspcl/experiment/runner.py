@@ -92,7 +92,7 @@ class _RunLoop:
         self.held_out: measure.HeldOut | None = None
         if config.rehearses and (config.stop.patience is not None or config.stop.keep is not None):
             rng = generator(config.seed, "held out")
-            self.held_out = measure.HeldOut(config.stop, self.learner.buffer.codec, rng)
+            self.held_out = measure.HeldOut(config.stop, self.learner.buffer.codec, rng, self.learner.buffer.padding)
         self.records: list[dict[str, Any]] = []
         self.predictions: list[Array] = []
         self.drift: dict[str, Array] = {}  # curves: session_1 as a norm, mse_1 as a mean squared difference, and so on

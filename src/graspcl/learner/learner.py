@@ -64,6 +64,7 @@ class Learner:
     name: ClassVar[str] = ""
     rehearses: ClassVar[bool] = True  # whether it makes updates on samples that a policy selects
     stores: ClassVar[bool] = True  # whether its buffer holds samples
+    stores_features: ClassVar[bool] = False  # whether these are features, not what the network is called with
     unbounded: ClassVar[bool] = False  # stores everything, so its buffer takes no capacity
     optimiser_by_default: ClassVar[Optimiser] = Optimiser()
     offline: bool = False  # new samples may exceed the buffer's capacity until the session ends

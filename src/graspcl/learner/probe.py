@@ -39,6 +39,8 @@ class Probe(SolvedHead):
     [3, 8]
     """
 
+    stores_features = True
+
     def __init__(
         self,
         network: SplitNetwork,

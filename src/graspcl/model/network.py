@@ -148,6 +148,12 @@ class SplitNetwork(nn.Module):
         linear = (layer for layer in self.neck.modules() if isinstance(layer, nn.Linear))
         return next((layer.in_features for layer in linear), self.head.features)
 
+    @property
+    def padding(self) -> Tensor | None:
+        """The latent [C, 1] of a padded location, for a network whose latents [N, C, L] are padded."""
+        text = getattr(self.frozen, "padding_input", None)
+        return None if text is None else self.encode(text.to(self.device))[0, :, -1:].cpu()
+
     def train(self, mode: bool = True) -> SplitNetwork:
         super().train(mode)
         self.frozen.eval()
