@@ -1,0 +1,1 @@
+"""A classifier that stays current: one folder that holds everything it knows, and verbs that change it."""
