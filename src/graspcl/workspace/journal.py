@@ -224,21 +224,25 @@ def _read(connection: sqlite3.Connection) -> Journal:
             )
         if tables != _TABLES:
             raise Damaged("its tables are not those of a workspace")
-        versions = [_unseal(row) for row in connection.execute("SELECT * FROM versions ORDER BY number")]
-        entries = [_unseal(row) for row in connection.execute("SELECT * FROM journal ORDER BY entry")]
+        versions = [_version(*_unseal(row)) for row in connection.execute("SELECT * FROM versions ORDER BY number")]
+        entries = [Entry(*_unseal(row)) for row in connection.execute("SELECT * FROM journal ORDER BY entry")]
     finally:
         if not inside and connection.in_transaction:
             connection.execute("ROLLBACK")
     journal = Journal(
         about["format"],
-        {row[0]: Version(*row[:4], json.loads(row[4]), json.loads(row[5])) for row in versions},
-        tuple(Entry(*row) for row in entries),
+        {one.number: one for one in versions},
+        tuple(entries),
         about["unclean"],
     )
     if journal.rows["workspace"][1][1] != json.dumps(about):
         raise Damaged("rows are missing or do not belong to it")
     _ = journal.head  # there is one
     return journal
+
+
+def _version(number: int, parent: int | None, verb: str, time: str, summary: str, manifest: str) -> Version:
+    return Version(number, parent, verb, time, json.loads(summary), json.loads(manifest))
 
 
 def _sealed(record: Version | Entry) -> tuple[Any, ...]:

@@ -356,7 +356,7 @@ def _in_use(folder: Path) -> bool:
 
 def _read(folder: Path) -> tuple[Journal, list[str]]:
     """Return the journal, or its copy if it is damaged, and what is damaged."""
-    problems = []
+    problems: list[str] = []
     for name in (DATABASE, BACKUP):
         try:
             return journals.read(folder / name), problems
