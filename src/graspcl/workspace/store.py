@@ -222,7 +222,8 @@ class Store:
             The new version. It is on the disk.
 
         Raises:
-            GraspError: an object is missing, the disk is full or the workspace cannot be written. Nothing is changed.
+            GraspError: an object is missing, the disk is full or the workspace cannot be written. Nothing is changed,
+                except where the message says so.
         """
         self._check_writable()
         parent = None if self.head is None else self.head.number
@@ -236,7 +237,13 @@ class Store:
         changed = replace(self._journal, versions=kept, unclean=self._journal.unclean or drop_history)
         self._advance(changed.then(version.time, verb, number))
         if drop_history:
-            self.clean()
+            try:
+                self.clean()
+            except GraspError as error:
+                raise GraspError(
+                    f"'{verb}' is done, but files of dropped versions are still there; they are removed when the "
+                    f"workspace is next written ({error})"
+                ) from error
         return version
 
     def undo(self) -> Version:
