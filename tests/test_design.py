@@ -28,7 +28,8 @@ MAY_IMPORT = {
     "settings": PARTS | {"pretrain"},
     "experiment": PARTS | {"settings", "pretrain", "metric"},
     "report": {"metric"},
-    "cli": PARTS | {"settings", "experiment", "pretrain", "report", "bench"},
+    "workspace": PARTS | {"settings", "experiment", "metric"},
+    "cli": PARTS | {"settings", "experiment", "pretrain", "report", "bench", "workspace"},
     "bench": PARTS,
     "testing": PARTS,
 }

@@ -8,7 +8,7 @@ from typing import Literal
 from cyclopts import App, Group
 
 import graspcl
-from graspcl.cli import experiments, report
+from graspcl.cli import experiments, report, workspace
 from graspcl.cli.options import AtLeastOne, settings_help
 from graspcl.cli.overview import overview
 from graspcl.cli.predict import predict
@@ -47,6 +47,17 @@ def bench(
 
 
 _COMMANDS = {
+    "A classifier that stays current": (
+        workspace.new,
+        workspace.learn,
+        workspace.evaluate,
+        workspace.status,
+        workspace.undo,
+        workspace.forget,
+        workspace.rename,
+        workspace.merge,
+        workspace.verify,
+    ),
     "Everyday": (experiments.demo, experiments.run, experiments.sweep, predict, report.report),
     "More": (tune, experiments.list_, experiments.show, stream, pretrain, report.watch, overview),
     "Other": (bench,),

@@ -52,9 +52,10 @@ class Given(Samples[Tensor]):
         if len(names) != len(contents):
             raise GraspError(f"there must be one label per sample, got {len(names)} labels and {len(contents)} samples")
         self._inputs, self._contents = inputs, contents
-        classes, labels = np.unique(np.array(names, object), return_inverse=True) if names else ([], [])
-        everything = np.arange(len(names))
-        super().__init__("the samples", "", [*classes], labels, everything, everything, [])
+        classes = sorted(set(names))
+        row_of = {name: row for row, name in enumerate(classes)}
+        labels, everything = np.array([row_of[name] for name in names], np.int64), np.arange(len(names))
+        super().__init__("the samples", "", classes, labels, everything, everything, everything[:0])
 
     def read(self, indices: ArrayLike) -> Tensor:
         found, _, problems = self.read_some(indices)
@@ -78,7 +79,7 @@ def content_ids(inputs: Tensor) -> Array:
     (True, False)
     """
     rows = np.ascontiguousarray(inputs.numpy(force=True)).reshape(len(inputs), -1).view(np.uint8)
-    return np.array([xxhash.xxh3_64_intdigest(row) >> 1 for row in rows], np.int64)
+    return np.array([xxhash.xxh3_64_intdigest(row.data) >> 1 for row in rows], np.int64)
 
 
 class Chunk(NamedTuple):

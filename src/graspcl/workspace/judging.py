@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -81,13 +82,12 @@ class Change:
 
     @property
     def chance(self) -> float:
-        """Probability of losing at least that many of the samples that changed, if gains and losses were equally likely.
+        """Probability of losing at least that many of the samples that changed, if a gain were as likely as a loss.
 
         It is the one-sided exact test of McNemar.
         """
-        from scipy.stats import binom
-
-        return float(binom.sf(self.lost - 1, self.lost + self.gained, 0.5))
+        changed = self.lost + self.gained
+        return float(sum(math.comb(changed, lost) for lost in range(self.lost, changed + 1)) / 2**changed)
 
 
 def changes(before: Array, after: Array, labels: Array) -> dict[int, Change]:
@@ -114,6 +114,4 @@ def fallen(found: dict[int, Change], tolerance: float = TOLERANCE, level: float 
     """
     least = np.array([0.5 ** (one.lost + one.gained) for one in found.values()])  # the smallest p that is possible
     tests = next((k for k in range(1, len(least) + 1) if (least <= level / k).sum() <= k), 1)
-    return [
-        label for label, one in found.items() if one.points < -tolerance and one.chance <= level / tests
-    ]
+    return [label for label, one in found.items() if one.points < -tolerance and one.chance <= level / tests]

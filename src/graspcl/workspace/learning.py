@@ -7,7 +7,6 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from graspcl.buffer import Codes
@@ -19,6 +18,8 @@ from graspcl.workspace.arriving import Arrivals
 from graspcl.workspace.judging import Change, Tally, changes, fallen, hold_out, tallies
 from graspcl.workspace.training import Effort, Trained, train
 from graspcl.workspace.version import Version
+
+_CONFUSED = 0.2  # share of a class that a new one takes, from which on it is told
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Learnt:
     after: Tally  # the same samples now
     overall: Tally  # all held-out samples now
     fallen: list[str]  # classes that fell beyond chance
+    confused: list[str]  # earlier classes that are taken for new ones
     seconds: float
 
     @property
@@ -55,8 +57,8 @@ class Refused(GraspError):
 
 def learn(version: Version, samples: Samples[Any], rows: Array, effort: Effort, progress: Progress) -> Learnt:
     """Take the samples at `rows` [n] into a version and train it. Nothing is written."""
-    began, old = time.monotonic(), version.held
-    before = version.right(old) if len(old) else np.empty(0, bool)
+    began, old, known = time.monotonic(), version.held, set(version.names)
+    before = version.right()
     arrivals = Arrivals(samples, rows, version.known())
     for chunk in arrivals.chunks(progress):
         _take(version, chunk.ids, chunk.names, version.learner.encode(chunk.inputs))
@@ -65,9 +67,10 @@ def learn(version: Version, samples: Samples[Any], rows: Array, effort: Effort, 
     held = len(version.held) - len(old)
     trained = Trained(0, 0.0, "there is nothing new")
     if arrivals.counts:
-        accuracy, batch_size = lambda: float(version.right().mean()) if len(version.held) else 0.0, _batch(version)
+        accuracy, batch_size = lambda: float(version.right().sum()) / max(1, len(version.held)), _batch(version)
         trained = train(version.learner, accuracy, len(version.held), effort, batch_size, began, progress)
-    right = version.right() if len(version.held) else np.empty(0, bool)
+    predicted = version.predicted()
+    right = predicted == version.held.labels
     after = right[: len(old)]
     found = changes(before, after, old.labels)
     tally = tallies(right, version.held.labels)
@@ -78,8 +81,20 @@ def learn(version: Version, samples: Samples[Any], rows: Array, effort: Effort, 
         {names[label]: one for label, one in found.items()},
         {names[label]: one for label, one in tally.items() if label not in found},
         Tally(int(before.sum()), len(old)), Tally(int(after.sum()), len(old)), Tally(int(right.sum()), len(right)),
-        [names[label] for label in fallen(found)], time.monotonic() - began,
+        [names[label] for label in fallen(found)], _confused(version, predicted[: len(old)], old.labels, known),
+        time.monotonic() - began,
     )  # fmt: skip
+
+
+def _confused(version: Version, predicted: Array, labels: Array, known: set[int]) -> list[str]:
+    """Return which earlier classes are now taken for a new one, in words."""
+    pairs = Counter(zip(labels.tolist(), predicted.tolist(), strict=True))
+    sizes, names = Counter(labels.tolist()), version.names
+    return [
+        f"{names[true]!r} is confused with the new class {names[taken]!r}: {number} of {sizes[true]} held-out samples"
+        for (true, taken), number in pairs.items()
+        if taken not in known and number >= 2 and number >= _CONFUSED * sizes[true]
+    ]
 
 
 def _take(version: Version, ids: Array, names: list[str], codes: Codes) -> None:
@@ -103,7 +118,7 @@ def summary_of(result: Learnt, source: str) -> dict[str, Any]:
     return {
         "samples": result.samples, "held": result.held, "duplicates": result.duplicates,
         "contradictions": len(result.contradictions), "added": result.added, "updates": result.trained.updates,
-        "seconds": round(result.seconds, 1), "source": source, "fallen": result.fallen,
+        "seconds": round(result.seconds, 1), "source": source, "fallen": result.fallen, "confused": result.confused,
         "changed": {name: [list(one.before), list(one.after)] for name, one in result.changed.items()},
     }  # fmt: skip
 

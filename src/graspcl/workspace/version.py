@@ -116,15 +116,19 @@ class Version:
             return torch.zeros(0, len(self.learner.classes))
         return self.learner.outputs(torch.from_numpy(held.codes), "logits").cpu()
 
-    def right(self, held: HeldOut | None = None) -> Array:
+    def predicted(self, held: HeldOut | None = None) -> Array:
+        """Return the predicted labels of held-out samples [n]."""
+        if not len(self.held if held is None else held):
+            return np.empty(0, np.int64)
+        return np.asarray(self.learner.classes).take(self.logits(held).argmax(1).numpy())
+
+    def right(self) -> Array:
         """Return which held-out samples are predicted correctly [n]."""
-        held = self.held if held is None else held
-        predicted = np.asarray(self.learner.classes)[self.logits(held).argmax(1).numpy()]
-        return np.asarray(predicted == held.labels)
+        return np.asarray(self.predicted() == self.held.labels)
 
     def accuracies(self) -> dict[int, Tally]:
         """Return how well each class is predicted, by label."""
-        return tallies(self.right(), self.held.labels) if len(self.held) else {}
+        return tallies(self.right(), self.held.labels)
 
     def calibration(self) -> Calibration:
         """Return temperature and threshold, chosen on the held-out samples."""

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from graspcl.checks import Array
 from graspcl.data import Samples
-from graspcl.errors import GraspError
+from graspcl.errors import GraspError, nearest
+from graspcl.experiment.prediction import Inputs
 from graspcl.progress import Progress, Silent
 from graspcl.settings.config import Config
 from graspcl.settings.read import from_plain
-from graspcl.workspace.arriving import Given, open_labelled
+from graspcl.workspace.arriving import Given, content_ids, open_labelled
+from graspcl.workspace.changing import forget, merge, rename_in
 from graspcl.workspace.classifier import Classifier, Recognised
+from graspcl.workspace.evaluation import Evaluation, evaluate
 from graspcl.workspace.learning import Learnt, Refused, learn, refusal, summary_of
 from graspcl.workspace.making import MEMORY, choose_settings, new_version
+from graspcl.workspace.overview import RECENT, Status, remember_scores, status
 from graspcl.workspace.store import Store
 from graspcl.workspace.training import Effort, parse_seconds
 from graspcl.workspace.version import Version, head_of, history_of, load_classifier
@@ -42,6 +45,7 @@ class Workspace:
 
     def __init__(self, folder: Path, wait: float, progress: Progress) -> None:
         self.folder, self.wait, self.progress = folder, wait, progress
+        self.made: Learnt | None = None  # what `new` did
         self._classifier: Classifier | None = None
         self._number = -1  # the version of the classifier
 
@@ -92,7 +96,7 @@ class Workspace:
                 raise GraspError(f"none of the samples of {samples.name} can be used: {(result.problems or ['?'])[0]}")
             version.save(store, "new", summary_of(result, str(data)))
         found = cls(Path(folder), 0.0, progress)
-        found.result = result
+        found.made = result
         return found
 
     # -- reading -------------------------------------------------------------------------------------------------------
@@ -119,7 +123,46 @@ class Workspace:
         Args:
             inputs: a list of texts; paths or bytes of image files; or an array as the network takes it.
         """
-        return self._current().predict(inputs)
+        found = self._current().predict(inputs)
+        remember_scores(self.folder, found.scores)
+        return found
+
+    @property
+    def reads(self) -> Literal["images", "texts"]:
+        """What `predict` takes, apart from arrays."""
+        return self._current().reads
+
+    def evaluate(
+        self, inputs: Contents | str | Path, labels: Sequence[str] | None = None, *, text: str | None = None,
+        label: str | None = None,
+    ) -> Evaluation:  # fmt: skip
+        """Predict samples whose classes are known. Arguments are those of `learn`.
+
+        Of a folder or table with test samples of its own these are used, else all samples.
+        """
+        classifier = self._current()
+        samples = self._labelled(classifier.config, inputs, labels, text, label)
+        rows = np.array(samples.test) if labels is None and samples.own_test else np.arange(len(samples))
+        return evaluate(classifier, samples, rows, self.progress)
+
+    def status(self) -> Status:
+        """Describe classes, memory, history and warnings."""
+        with Store.open(self.folder) as store:
+            return status(store)
+
+    def verify(self) -> list[str]:
+        """Check every file of the workspace; return what is wrong, one line each."""
+        with Store.open(self.folder) as store:
+            return store.verify()
+
+    def ids(self, inputs: Contents) -> Array:
+        """Return the ids [n] of inputs, by which `forget` finds stored samples; -1 for one that cannot be read."""
+        reader = Inputs(self._current().config)
+        checked = reader.check(inputs, "ids")
+        found = np.full(len(checked), -1)
+        for places, batch, _ in reader.batches(checked):
+            found[places] = content_ids(batch)
+        return found
 
     def _current(self) -> Classifier:
         with Store.open(self.folder) as store:
@@ -170,6 +213,49 @@ class Workspace:
             store.undo()
         return last
 
+    def forget(self, *classes: str, ids: Sequence[int] | Array = ()) -> dict[str, Any]:
+        """Forget classes, or single samples by their `ids`. It cannot be undone.
+
+        Samples, sums and the head's rows of a class go, from all versions. What the plastic part of the network learned
+        from them stays.
+
+        Returns:
+            What the history tells about it.
+        """
+        if not classes and not len(ids):
+            raise GraspError("say what to forget: a class, or samples by their ids")
+        with self._writing() as store:
+            version = Version.load(store)
+            told = forget(version, classes, np.asarray(ids, np.int64))
+            version.save(store, "forget", told, forgotten=True)
+            (self.folder / RECENT).unlink(missing_ok=True)
+        return told
+
+    def merge(self, source: str, into: str) -> dict[str, Any]:
+        """Make all samples of one class samples of another; return what the history tells about it."""
+        with self._writing() as store:
+            version = Version.load(store)
+            told = merge(version, source, into)
+            version.save(store, "merge", told)
+        return told
+
+    def rename(self, old: str, new: str) -> dict[str, Any]:
+        """Give a class another name; return what the history tells about it."""
+        with self._writing() as store:
+            manifest, entries = head_of(store), history_of(store)
+            names = dict(manifest["classes"])
+            if old not in names.values():
+                raise GraspError(f"the workspace has no class {old!r}; {nearest(old, names.values())}")
+            if new in names.values() or not new:
+                raise GraspError(f"there is a class {new!r} already; use merge" if new else "a class needs a name")
+            rename_in(entries, old, new)
+            told = {"renamed": old, "to": new}
+            last = {part: entries[-1][part] for part in ("accuracy", "classes")}
+            changed = {label: new if name == old else name for label, name in names.items()}
+            history = store.put({"entries": [*entries, {"verb": "rename", **told, **last}]})
+            store.commit("rename", told, {**manifest, "classes": changed, "history": history})
+        return told
+
     @contextmanager
     def _writing(self) -> Iterator[Store]:
         with Store.open(self.folder, write=True, wait=self.wait) as store:
@@ -183,8 +269,6 @@ class Workspace:
             if not isinstance(inputs, str | Path):
                 raise GraspError("give the classes of the samples as well: learn(inputs, labels)")
             return open_labelled(config, str(inputs), text, label)
-        from graspcl.experiment.prediction import Inputs
-
         reader = Inputs(config)
         if isinstance(inputs, str | Path):
             raise GraspError(f"with labels, give a list of {reader.reads}: learn([one], [class])")
