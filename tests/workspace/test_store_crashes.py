@@ -22,7 +22,9 @@ AFTER = {"learn": [0, 1, 2, 3, 3], "undo": [0, 1, 1], "forget": [2, 2]}
 
 
 slow = pytest.mark.slow
-each_change = pytest.mark.parametrize("change", ["learn", *(pytest.param(one, marks=slow) for one in ("undo", "forget"))])
+each_change = pytest.mark.parametrize(
+    "change", ["learn", pytest.param("undo", marks=slow), pytest.param("forget", marks=slow)]
+)
 
 
 @pytest.fixture(scope="module")

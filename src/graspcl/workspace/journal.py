@@ -105,8 +105,12 @@ def create(path: Path, journal: Journal) -> None:
     write_whole(path, lambda file: file.write(content))
 
 
-def read(path: Path) -> Journal:
+def read(path: Path, pages: bool = False) -> Journal:
     """Read and verify a journal.
+
+    Args:
+        path: the file.
+        pages: whether to verify also what SQLite keeps beside the rows: without it they can be read, but not written.
 
     Raises:
         Damaged: the file is missing, or not what was written.
@@ -116,7 +120,10 @@ def read(path: Path) -> Journal:
         raise Damaged("it is missing")
     try:
         with _connected(path) as connection:
-            return _read(connection)
+            found = _read(connection)
+            if pages:
+                _check_pages(connection)
+            return found
     except sqlite3.OperationalError as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code == sqlite3.SQLITE_BUSY:
@@ -155,6 +162,7 @@ def advance(path: Path, before: Journal, after: Journal) -> None:
         try:
             try:
                 found = _read(connection)
+                _check_pages(connection)
             except _ODD as error:
                 raise Damaged(str(error) or type(error).__name__) from error
             if found.rows != before.rows:
@@ -173,16 +181,6 @@ def back_up(path: Path, copy: Path) -> None:
     with _connected(path) as connection:
         content = connection.serialize()
     write_whole(copy, lambda file: file.write(content))
-
-
-def faults(path: Path) -> list[str]:
-    """Return what SQLite itself finds wrong in the file."""
-    try:
-        with _connected(path) as connection:
-            found = [str(line) for (line,) in connection.execute("PRAGMA integrity_check")]
-    except sqlite3.Error as error:
-        return [str(error)]
-    return [] if found == ["ok"] else found
 
 
 @contextlib.contextmanager
@@ -239,6 +237,12 @@ def _read(connection: sqlite3.Connection) -> Journal:
         raise Damaged("rows are missing or do not belong to it")
     _ = journal.head  # there is one
     return journal
+
+
+def _check_pages(connection: sqlite3.Connection) -> None:
+    found = [str(line) for (line,) in connection.execute("PRAGMA integrity_check")]
+    if found != ["ok"]:
+        raise Damaged(" ".join(" ".join(found).split()))
 
 
 def _version(number: int, parent: int | None, verb: str, time: str, summary: str, manifest: str) -> Version:

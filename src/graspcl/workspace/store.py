@@ -108,7 +108,7 @@ class Store:
             raise GraspError(f"{folder} is not a workspace: it has no {DATABASE}")
         lock = hold(folder / LOCK, wait) if write else None
         try:
-            journal, problems = _read(folder)
+            journal, problems = _read(folder, pages=write)
             store = cls(folder, journal, lock, problems)
             if write:
                 store._check_writable()
@@ -155,14 +155,18 @@ class Store:
             raise GraspError(f"{path} {fault}")
         return load_state(path)
 
-    def last_good(self) -> Version:
-        """Return the newest version all of whose objects are sound.
+    def last_good(self, *parts: str) -> Version:
+        """Return the newest version whose objects are sound.
+
+        Args:
+            parts: keys of the manifest whose objects are needed; all if none is given.
 
         Raises:
             GraspError: there is none.
         """
         for version in self.versions():
-            if not self._faults(_names(version)):
+            needed = {key: value for key, value in version.manifest.items() if not parts or key in parts}
+            if not self._faults(_names(needed)):
                 return version
         raise GraspError(f"no version of the workspace {self.folder} is sound; restore it from a copy")
 
@@ -172,11 +176,10 @@ class Store:
         for name in (DATABASE, BACKUP):
             path = self.folder / name
             try:
-                journals.read(path)
-                found += [f"{path}: {fault}" for fault in journals.faults(path)]
+                journals.read(path, pages=True)
             except (Damaged, GraspError) as error:
                 found.append(f"{path} is damaged: {error}")
-        kept = {name: None for version in self._journal.versions.values() for name in _names(version)}
+        kept = {name: None for version in self._journal.versions.values() for name in _names(version.manifest)}
         return found + self._faults(kept)
 
     def size(self) -> int:
@@ -230,7 +233,7 @@ class Store:
         number = 1 + max((entry.head for entry in self._journal.entries if entry.head is not None), default=-1)
         plain = [json.loads(json.dumps(value)) for value in (summary, manifest)]
         version = Version(number, parent, verb, _now(), *plain)
-        missing = [name for name in _names(version) if not self._path(name).is_file()]
+        missing = [name for name in _names(version.manifest) if not self._path(name).is_file()]
         if missing:
             self._refuse(f"{self._path(missing[0])} is missing, which the new version names")
         kept = {number: version} if drop_history else {**self._journal.versions, number: version}
@@ -258,7 +261,7 @@ class Store:
         before = self._journal.versions.get(self.head.parent)
         if before is None:
             raise GraspError(f"'{self.head.verb}' of {self.head.time} cannot be undone: it removed what was before it")
-        if faults := self._faults(_names(before)):
+        if faults := self._faults(_names(before.manifest)):
             raise GraspError(f"the version before is damaged: {faults[0]}")
         self._advance(self._journal.then(_now(), "undo", before.number))
         return before
@@ -273,7 +276,7 @@ class Store:
         kept = {version.number: version for version in self.versions()}
         if kept.keys() != self._journal.versions.keys():
             self._advance(replace(self._journal, versions=kept, unclean=True))
-        named = {self._path(name) for version in kept.values() for name in _names(version)}
+        named = {self._path(name) for version in kept.values() for name in _names(version.manifest)}
         freed = 0
         with _disk_errors(self.folder):
             journals.back_up(self.folder / DATABASE, self.folder / BACKUP)  # it must not name what goes
@@ -361,12 +364,12 @@ def _in_use(folder: Path) -> bool:
         return True
 
 
-def _read(folder: Path) -> tuple[Journal, list[str]]:
+def _read(folder: Path, pages: bool) -> tuple[Journal, list[str]]:
     """Return the journal, or its copy if it is damaged, and what is damaged."""
     problems: list[str] = []
     for name in (DATABASE, BACKUP):
         try:
-            return journals.read(folder / name), problems
+            return journals.read(folder / name, pages), problems
         except Damaged as error:
             problems.append(f"{folder / name} is damaged: {error}")
     raise GraspError(f"nothing of the workspace can be read: {'; '.join(problems)}; restore it from a copy")
@@ -393,9 +396,9 @@ def _digest(pieces: Iterable[bytes]) -> str:
     return digest.hexdigest()
 
 
-def _names(version: Version) -> Iterator[str]:
-    """The objects that a version names."""
-    return (found[1] for found in _QUOTED.finditer(json.dumps(version.manifest)))
+def _names(manifest: dict[str, Any]) -> Iterator[str]:
+    """The objects that a manifest names."""
+    return (found[1] for found in _QUOTED.finditer(json.dumps(manifest)))
 
 
 def _now() -> str:
