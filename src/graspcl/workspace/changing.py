@@ -88,5 +88,5 @@ def _without(entry: dict[str, Any], names: list[str]) -> None:
     for name in names:
         for part in ("classes", "changed", "added"):
             entry.get(part, {}).pop(name, None)
-        if name in entry.get("fallen", ()):
-            entry["fallen"].remove(name)
+        for part in ("fallen", "confused"):
+            entry[part] = [one for one in entry.get(part, []) if name != one and repr(name) not in one]

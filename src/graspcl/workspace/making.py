@@ -25,6 +25,7 @@ from graspcl.workspace.version import Version
 
 MEMORY = "100MB"  # of stored samples, by default
 _ROOM = 4  # the memory must hold so many times the first samples in half precision; else they are coded smaller
+_STATIC = 256  # width of the static embeddings that networks of vectors read
 _FITTED = 2_000  # samples at most that a codec is trained on
 
 
@@ -50,7 +51,8 @@ def choose_settings(
 def _with_backbone(config: Config, backbone: str) -> Config:
     """Return settings with another network: its name, or a folder or name of a text encoder."""
     if backbone in networks or backbone.startswith("timm:"):
-        return change(config, {"network": backbone})
+        width = {"network.dim": _STATIC} if "dim" in networks.parameters(backbone) else {}
+        return change(config, {"network": backbone, **width})
     if config.reads == "texts":
         return change(config, {"network.model": backbone})
     networks.get(backbone)  # raises an error with the nearest name
