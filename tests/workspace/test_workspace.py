@@ -1,6 +1,7 @@
 """A workspace end to end, on small tables of texts: what was learned is known by name, and nothing else happens."""
 
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -97,6 +98,20 @@ def test_undo_brings_back_the_predictions_of_before(shop):
     assert shop.classes == ["fruit", "tool", "animal"]
     with pytest.raises(GraspError, match="nothing to undo"):
         shop.undo()
+
+
+def test_only_the_last_changes_are_kept(shop, monkeypatch):
+    monkeypatch.setattr("graspcl.workspace.version.UNDOABLE", 1)
+    for kind in ("car", "music"):
+        shop.learn(texts(kind, 0, 6), [kind] * 6, updates=1)
+    assert shop.status().undoable == 1 and len(shop.history) == 3
+    with Store.open(shop.folder) as store:
+        named = {name for version in store.versions() for name in re.findall("object:([0-9a-f]+)", str(version))}
+    assert {file.stem for file in (shop.folder / "objects").rglob("*.safetensors")} == named
+    shop.undo()
+    with pytest.raises(GraspError, match="only the last 4 changes can be undone"):
+        shop.undo()
+    assert shop.classes == ["fruit", "tool", "animal", "car"]
 
 
 def test_a_learn_writes_no_copy_of_what_was_stored(shop):

@@ -290,6 +290,18 @@ class Store:
             self._advance(replace(self._journal, unclean=False))
         return freed
 
+    def trim(self, keep: int) -> int:
+        """Remove all versions but the last `keep`, and what only they name; return how many bytes.
+
+        Raises:
+            GraspError: the workspace cannot be written.
+        """
+        self._check_writable()
+        kept = {version.number: version for version in self.versions()[:keep]}
+        if kept.keys() != self._journal.versions.keys():
+            self._advance(replace(self._journal, versions=kept, unclean=True))
+        return self.clean() if self._journal.unclean else 0
+
     def close(self) -> None:
         """Let other processes write. What was read stays valid."""
         if self._lock is not None:

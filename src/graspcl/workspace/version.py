@@ -22,6 +22,7 @@ from graspcl.workspace.judging import Tally, tallies
 from graspcl.workspace.memory import HeldOut, Manifest, load_learner, load_network, save_learner
 from graspcl.workspace.store import Store
 
+UNDOABLE = 4  # changes that can be taken back; each keeps its weights and sums on the disk
 _FORMAT = 1  # of manifests; raise it when an earlier program could not read them
 
 
@@ -76,6 +77,7 @@ class Version:
             "held_out": {str(label): one.number for label, one in judged.items()},
         }  # fmt: skip
         store.commit(verb, summary, manifest, drop_history=forgotten)
+        store.trim(UNDOABLE + 1)
 
     @property
     def buffer(self) -> Any:

@@ -26,7 +26,7 @@ from graspcl.workspace.making import MEMORY, choose_settings, new_version
 from graspcl.workspace.overview import RECENT, Status, remember_scores, status
 from graspcl.workspace.store import Store
 from graspcl.workspace.training import Effort, parse_seconds
-from graspcl.workspace.version import Version, head_of, history_of, load_classifier
+from graspcl.workspace.version import UNDOABLE, Version, head_of, history_of, load_classifier
 
 Contents = Sequence[Any] | Array | torch.Tensor
 
@@ -207,9 +207,14 @@ class Workspace:
         return result
 
     def undo(self) -> dict[str, Any]:
-        """Take the last change back; return what was taken back, as `history` told it."""
+        """Take the last change back; return what was taken back, as `history` told it.
+
+        The last four changes can be undone, but never a `forget`.
+        """
         with self._writing() as store:
             last = history_of(store)[-1]
+            if len(store.versions()) == 1 and last["verb"] not in ("new", "forget"):
+                raise GraspError(f"only the last {UNDOABLE} changes can be undone, and these were")
             store.undo()
         return last
 
