@@ -57,6 +57,7 @@ _COMMANDS = {
         workspace.rename,
         workspace.merge,
         workspace.verify,
+        workspace.export,
     ),
     "Everyday": (experiments.demo, experiments.run, experiments.sweep, predict, report.report),
     "More": (tune, experiments.list_, experiments.show, stream, pretrain, report.watch, overview),

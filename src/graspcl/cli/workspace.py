@@ -1,4 +1,4 @@
-"""The commands of a workspace: new, learn, evaluate, status, undo, forget, rename, merge and verify."""
+"""The commands of a workspace: new, learn, evaluate, status, undo, forget, rename, merge, verify and export."""
 
 from __future__ import annotations
 
@@ -195,6 +195,21 @@ def verify(workspace: Shop, /) -> None:
     if problems:
         raise GraspError(f"{workspace} is damaged; its last sound version can still predict")
     print(f"{workspace} is sound")
+
+
+def export(workspace: Shop, file: Path, /) -> None:
+    """Write the classifier to one file for other programs.
+
+    Parameters
+    ----------
+    file
+        Name of the file. It ends in .onnx or .safetensors.
+    """
+    from graspcl.workspace import Workspace
+
+    difference = Workspace.open(workspace).export(file)
+    compared = "" if difference is None else f"; onnxruntime's probabilities differ by at most {difference:.1g}"
+    print(f"wrote {file}: {file.stat().st_size / 1e6:.1f} MB{compared}")
 
 
 # -- what several commands share ---------------------------------------------------------------------------------------

@@ -78,6 +78,8 @@ def content_ids(inputs: Tensor) -> Array:
     >>> one == same, one == other
     (True, False)
     """
+    if not len(inputs):
+        return np.empty(0, np.int64)
     rows = np.ascontiguousarray(inputs.numpy(force=True)).reshape(len(inputs), -1).view(np.uint8)
     return np.array([xxhash.xxh3_64_intdigest(row.data) >> 1 for row in rows], np.int64)
 
@@ -128,7 +130,7 @@ class Arrivals:
         inputs, kept, problems = self.samples.read_some(rows)
         self.problems += problems
         names = [self.samples.classes[label] for label in self.samples.labels[rows[kept]].tolist()]
-        ids, new = content_ids(inputs) if len(kept) else np.empty(0, np.int64), []
+        ids, new = content_ids(inputs), []
         for place, (one, name) in enumerate(zip(ids.tolist(), names, strict=True)):
             there = self.known.get(one)
             if there is None:

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from graspcl.checks import Array
-from graspcl.experiment.prediction import Inputs, Predictions
-from graspcl.model import SplitNetwork
+from graspcl.experiment.prediction import Inputs, Predictions, keeps_whole
+from graspcl.model import SplitNetwork, networks
 from graspcl.settings.config import Config
+from graspcl.settings.rules import network_options
 from graspcl.workspace.calibration import Calibration, score
+
+if TYPE_CHECKING:
+    from graspcl.workspace.export import Exportable
 
 
 @dataclass(frozen=True)
@@ -71,3 +75,18 @@ class Classifier:
         """Return the logits [n, classes] of inputs of the network [n, …]."""
         logits: Tensor = self.network(self.network.encode(batch.to(self.network.device))).logits
         return logits
+
+    def exportable(self) -> Exportable:
+        """Return what a file for other programs holds."""
+        from graspcl.workspace.export import Exportable, image_steps
+
+        config, reads = self.config, cast(Literal["images", "vectors", "texts"], self.config.reads)
+        options = {**networks.parameters(config.network.name), **network_options(config)}
+        shapes = {
+            "images": (3, config.data.pixels, config.data.pixels),
+            "vectors": (options.get("dim"),),
+            "texts": (options.get("max_tokens"),),
+        }
+        about = image_steps(config.data.pixels, keeps_whole(config)) if reads == "images" else None
+        told = self.calibration
+        return Exportable(self.network, self.classes, reads, shapes[reads], told.temperature, told.threshold, about)

@@ -155,6 +155,18 @@ class Workspace:
         with Store.open(self.folder) as store:
             return store.verify()
 
+    def export(self, path: str | Path) -> float | None:
+        """Write the classifier to one file for other programs: `.onnx` or `.safetensors`.
+
+        Class names, temperature, threshold and how inputs are prepared are in its metadata.
+
+        Returns:
+            The largest difference of probabilities that onnxruntime computes; None if it was not compared.
+        """
+        from graspcl.workspace.export import export
+
+        return export(path, self._current().exportable())
+
     def ids(self, inputs: Contents) -> Array:
         """Return the ids [n] of inputs, by which `forget` finds stored samples; -1 for one that cannot be read."""
         reader = Inputs(self._current().config)
