@@ -28,9 +28,9 @@ MAY_IMPORT = {
     "settings": PARTS | {"pretrain"},
     "experiment": PARTS | {"settings", "pretrain", "metric"},
     "report": {"metric"},
-    "workspace": PARTS | {"settings", "experiment", "metric"},
+    "workspace": PARTS | {"settings", "experiment", "pretrain", "metric"},
     "cli": PARTS | {"settings", "experiment", "pretrain", "report", "bench", "workspace"},
-    "bench": PARTS,
+    "bench": PARTS | {"settings", "experiment", "workspace"},
     "testing": PARTS,
 }
 # Packages that only some rooms may use, wherever in a module they are imported.
