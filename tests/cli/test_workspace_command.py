@@ -97,6 +97,19 @@ def test_classes_change_their_names_and_go(graspcl, photos, shop, tmp_path):
     assert "shop is sound" in graspcl("verify", "shop")
 
 
+def test_report(graspcl, shop, tmp_path):
+    assert "wrote report.html: 1 changes of shop" in graspcl("report", "shop")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<h1>shop</h1>" in page and "Accuracy by class" in page and "new: 36 samples of 3 classes" in page
+    assert "the report of a workspace is an HTML page" in graspcl("report", "shop", "--format", "csv", code=2)
+
+
+def test_export(graspcl, shop, tmp_path):
+    assert "wrote model.safetensors" in graspcl("export", "shop", "model.safetensors")
+    assert b"Cantaloupe" in (tmp_path / "model.safetensors").read_bytes()
+    assert "choose one of them as the file's ending" in graspcl("export", "shop", "model.txt", code=2)
+
+
 def test_damage_is_found(graspcl, shop, tmp_path):
     largest = max((tmp_path / "shop" / "objects").rglob("*.safetensors"), key=lambda file: file.stat().st_size)
     content = bytearray(largest.read_bytes())

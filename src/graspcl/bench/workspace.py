@@ -37,7 +37,7 @@ _BEHIND, _AHEAD, _TIME = -1.0, 1.0, 0.1  # points against retraining and against
 _ONE_TRAINING = 1 / (
     1 + 3 * 0.9
 )  # of retraining's time: before it, three rates are tried on nine tenths of the samples
-_READ = 256  # samples that are encoded at a time
+_READ = 64  # samples that are encoded at a time
 
 
 @dataclass(frozen=True)

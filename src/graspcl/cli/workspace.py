@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from graspcl.workspace import Workspace
     from graspcl.workspace.learning import Learnt
+    from graspcl.workspace.overview import Status
 
 Shop = Annotated[Path, Parameter(help="Folder of the workspace.")]
 Budget = Annotated[str | None, Parameter(help="Time to spend, such as 90s, 2min or 1h.")]
@@ -122,28 +123,30 @@ def status(workspace: Shop, /) -> None:
     from graspcl.workspace import Workspace
 
     found = Workspace.open(workspace).status()
-    table = _table("class", "seen", "stored", "held out", "correct")
-    for one in _first(found.classes):
-        right = f"{one.held.points:.0f} %" if one.held.number else "–"
-        table.add_row(shown(one.name), str(one.seen), str(one.stored), str(one.held.number), right)
-    _print(table)
-    stored, seen = (sum(getattr(one, part) for one in found.classes) for part in ("stored", "seen"))
-    print(
-        f"{len(found.classes)} classes, {seen:,} samples seen, {stored:,} stored; {found.bytes / 1e6:,.1f} MB on disk"
-    )
-    print(f"network {found.network}, codec {found.codec}, memory at most {found.memory}")
-    told = found.calibration
-    auroc = "too few held-out samples" if told.auroc is None else f"AUROC {told.auroc:.3f} with classes left out"
-    print(f"held-out accuracy {found.overall}; temperature {told.temperature:.2f}; unknown: {auroc}")
-    table = _table("change", "what", "held-out accuracy")
-    for number, entry in enumerate(found.history):
-        right, held = entry["accuracy"]
-        table.add_row(str(number), _said(entry), f"{100 * right / held:.1f} % of {held}" if held else "–")
-    _print(table)
-    print(f"{found.undoable} of these changes can be undone")
+    for rows, titles in ((_first(_class_rows(found)), _CLASSES), (_change_rows(found), _CHANGES)):
+        table = _table(*titles)
+        for row in rows:
+            table.add_row(*row)
+        _print(table)
+    for line in _facts(found):
+        print(line)
     _list("warning", found.warnings)
-    if found.drift is not None and not found.drift.found:
-        print(f"the last {found.drift.number} inputs look like what was learned (distance {found.drift.distance:.2f})")
+
+
+def write_report(workspace: Path, output: Path) -> None:
+    """Write the page of a workspace."""
+    from graspcl.report.workspace import write_workspace
+    from graspcl.workspace import Workspace
+
+    found = Workspace.open(workspace).status()
+    try:
+        write_workspace(
+            output, shown(workspace.resolve().name), _facts(found), [shown(line) for line in found.warnings],
+            found.history, _change_rows(found), _class_rows(found),
+        )  # fmt: skip
+    except OSError as error:
+        raise GraspError(f"the report cannot be written to {output}: {error.strerror}") from error
+    print(f"wrote {output}: {len(found.history)} changes of {workspace}")
 
 
 def undo(workspace: Shop, /, *, wait: Wait = 0.0) -> None:
@@ -253,6 +256,43 @@ def _tell(result: Learnt) -> None:
     before = f", earlier classes {result.before} before and {result.after} now" if result.before.number else ""
     print(f"held-out accuracy {result.overall}{before}")
     _list("warning", result.confused)
+
+
+_CLASSES = ("class", "seen", "stored", "held out", "correct")
+_CHANGES = ("change", "what", "held-out accuracy")
+
+
+def _class_rows(found: Status) -> list[tuple[str, ...]]:
+    return [
+        (shown(one.name), str(one.seen), str(one.stored), str(one.held.number),
+         f"{one.held.points:.0f} %" if one.held.number else "–")
+        for one in found.classes
+    ]  # fmt: skip
+
+
+def _change_rows(found: Status) -> list[tuple[str, ...]]:
+    rows = []
+    for number, entry in enumerate(found.history):
+        right, held = entry["accuracy"]
+        rows.append((str(number), _said(entry), f"{100 * right / held:.1f} % of {held}" if held else "–"))
+    return rows
+
+
+def _facts(found: Status) -> list[str]:
+    """Return sentences about a workspace."""
+    stored, seen = (sum(getattr(one, part) for one in found.classes) for part in ("stored", "seen"))
+    told, size = found.calibration, f"{found.bytes / 1e6:,.1f} MB on disk"
+    auroc = "too few held-out samples" if told.auroc is None else f"AUROC {told.auroc:.3f} with classes left out"
+    facts = [
+        f"{len(found.classes)} classes, {seen:,} samples seen, {stored:,} stored; {size}",
+        f"network {found.network}, codec {found.codec}, memory at most {found.memory}",
+        f"held-out accuracy {found.overall}; temperature {told.temperature:.2f}; unknown: {auroc}",
+        f"{found.undoable} of these changes can be undone",
+    ]
+    if found.drift is not None and not found.drift.found:
+        look = f"look like what was learned (distance {found.drift.distance:.2f})"
+        facts.append(f"the last {found.drift.number} inputs {look}")
+    return facts
 
 
 def _said(entry: dict[str, Any]) -> str:

@@ -19,6 +19,7 @@ from graspcl.workspace.judging import Change, Tally, changes, fallen, hold_out, 
 from graspcl.workspace.training import Effort, Trained, train
 from graspcl.workspace.version import Version
 
+_ENCODED = 64  # samples that pass through the frozen part at a time
 _CONFUSED = 0.2  # share of a class that a new one takes, from which on it is told
 
 
@@ -61,7 +62,8 @@ def learn(version: Version, samples: Samples[Any], rows: Array, effort: Effort, 
     before = version.right()
     arrivals = Arrivals(samples, rows, version.known())
     for chunk in arrivals.chunks(progress):
-        _take(version, chunk.ids, chunk.names, version.learner.encode(chunk.inputs))
+        parts = [version.learner.encode(part) for part in chunk.inputs.split(_ENCODED)]
+        _take(version, chunk.ids, chunk.names, torch.cat([torch.as_tensor(part) for part in parts]))
     if len(version.names) < 2:
         raise GraspError(f"a classifier needs at least two classes, and {samples.name} has {len(version.names)}")
     held = len(version.held) - len(old)
