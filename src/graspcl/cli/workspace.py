@@ -271,7 +271,7 @@ def _class_rows(found: Status) -> list[tuple[str, ...]]:
 
 
 def _change_rows(found: Status) -> list[tuple[str, ...]]:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for number, entry in enumerate(found.history):
         right, held = entry["accuracy"]
         rows.append((str(number), _said(entry), f"{100 * right / held:.1f} % of {held}" if held else "–"))

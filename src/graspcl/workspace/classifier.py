@@ -82,7 +82,7 @@ class Classifier:
 
         config, reads = self.config, cast(Literal["images", "vectors", "texts"], self.config.reads)
         options = {**networks.parameters(config.network.name), **network_options(config)}
-        shapes = {
+        shapes: dict[str, tuple[Any, ...]] = {
             "images": (3, config.data.pixels, config.data.pixels),
             "vectors": (options.get("dim"),),
             "texts": (options.get("max_tokens"),),
