@@ -68,6 +68,14 @@ def test_samples_come_from_python_too(shop):
     assert shop.predict(texts("car", 900, 903)).names == ["car"] * 3
 
 
+def test_columns_of_a_table_are_named(shop, tmp_path):
+    file = tmp_path / "odd.csv"
+    file.write_text("a,b,c\n" + "".join(f"{text},car,{number}\n" for number, text in enumerate(texts("car", 0, 8))))
+    with pytest.raises(GraspError, match="set --text NAME and --label NAME"):
+        shop.learn(file)
+    assert shop.learn(file, text="a", label="b", updates=1).added == {"car": 8}
+
+
 def test_labels_are_names(shop):
     with pytest.raises(GraspError, match="labels are the names of classes, as text, got 3"):
         shop.learn(["a text"], [3])
@@ -109,7 +117,7 @@ def test_only_the_last_changes_are_kept(shop, monkeypatch):
         named = {name for version in store.versions() for name in re.findall("object:([0-9a-f]+)", str(version))}
     assert {file.stem for file in (shop.folder / "objects").rglob("*.safetensors")} == named
     shop.undo()
-    with pytest.raises(GraspError, match="only the last 4 changes can be undone"):
+    with pytest.raises(GraspError, match="only the last 3 changes can be undone"):
         shop.undo()
     assert shop.classes == ["fruit", "tool", "animal", "car"]
 

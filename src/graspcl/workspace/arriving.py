@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -38,8 +40,20 @@ def open_labelled(config: Config, path: str, text: str | None = None, label: str
     settings: dict[str, Any] = {"data.path": path}
     check_source(replaced(config, settings).data, config.reads, "the workspace")
     if "text" in data_sources.parameters(source_name(path, config.reads)):
-        settings["data.text"], settings["data.label"] = find_columns(path, text, label)
+        with naming_options():
+            settings["data.text"], settings["data.label"] = find_columns(path, text, label)
     return open_data(replaced(config, settings))[0]
+
+
+@contextlib.contextmanager
+def naming_options() -> Iterator[None]:
+    """Let errors about the columns of a table name the options of a workspace, not those of a run."""
+    try:
+        yield
+    except GraspError as error:
+        if "--data." not in str(error):
+            raise
+        raise GraspError(re.sub(r"--data\.(text|label|pixels)", r"--\1", str(error))) from error
 
 
 class Given(Samples[Tensor]):

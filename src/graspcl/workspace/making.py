@@ -20,18 +20,20 @@ from graspcl.progress import Progress
 from graspcl.settings import preset
 from graspcl.settings.config import Config
 from graspcl.settings.read import change, replaced
+from graspcl.workspace.arriving import naming_options
 from graspcl.workspace.memory import new_network
 from graspcl.workspace.version import Version
 
 MEMORY = "100MB"  # of stored samples, by default
-_ROOM = 4  # the memory must hold so many times the first samples in half precision; else they are coded smaller
+_ROOM = 2  # the memory must hold so many times the first samples in half precision; else they are coded smaller
 _STATIC = 256  # width of the static embeddings that networks of vectors read
 _FITTED = 2_000  # samples at most that a codec is trained on
 
 
 def choose_settings(
-    path: str, backbone: str | None, memory: str, pixels: int | None, seed: int, progress: Progress
-) -> Config:
+    path: str, backbone: str | None, memory: str, pixels: int | None, seed: int, progress: Progress,
+    text: str | None = None, label: str | None = None,
+) -> Config:  # fmt: skip
     """Return the settings of a new workspace for the data at `path`; tell `progress` each choice with its reason."""
     parse_bytes(memory)
     gives = data_sources.declared(path, "gives") if path in data_sources else kind_of_files(path)
@@ -39,13 +41,15 @@ def choose_settings(
     config = preset(kind, own_data=path, seed=seed)
     config = replaced(config, {
         "stream.base_classes": 1, "stream.sessions": 1, "data.test_share": None, "buffer.capacity": memory,
+        **{f"data.{name}": column for name, column in (("text", text), ("label", label)) if column},
     })  # fmt: skip
     if backbone is not None:
         config = _with_backbone(config, backbone)
     if pixels is not None:
         config = change(config, {"data.pixels": pixels})
     progress.note(f"network = {config.network}: " + ("as given" if backbone else f"the default for {kind}"))
-    return resolve(config, progress)
+    with naming_options():
+        return resolve(config, progress)
 
 
 def _with_backbone(config: Config, backbone: str) -> Config:

@@ -27,7 +27,7 @@ from graspcl.workspace.store import Store
 Manifest = dict[str, Any]
 
 _FROZEN = "frozen."  # the names of weights that never change start so
-_DEAD = 0.5  # share of samples in segments that are no longer stored, above which the segments are written again
+_DEAD = 0.2  # share of samples in segments that are no longer stored, above which the segments are written again
 
 
 @dataclass
@@ -144,12 +144,12 @@ def save_learner(
 
 
 def _narrow(sums: dict[str, Any]) -> dict[str, Any]:
-    """Return moments with second moments in single precision: they are most of the bytes of a version."""
-    return {**sums, "second": sums["second"].float()}
+    """Return moments in single precision: they are half of the bytes of a version."""
+    return {**sums, "sums": sums["sums"].float(), "second": sums["second"].float()}
 
 
 def _wide(sums: dict[str, Any]) -> dict[str, Any]:
-    return {**sums, "second": torch.as_tensor(sums["second"]).double()}
+    return {**sums, **{name: torch.as_tensor(sums[name]).double() for name in ("sums", "second")}}
 
 
 # -- segments ----------------------------------------------------------------------------------------------------------

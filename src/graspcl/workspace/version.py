@@ -22,7 +22,7 @@ from graspcl.workspace.judging import Tally, tallies
 from graspcl.workspace.memory import HeldOut, Manifest, load_learner, load_network, save_learner
 from graspcl.workspace.store import Store
 
-UNDOABLE = 4  # changes that can be taken back; each keeps its weights and sums on the disk
+UNDOABLE = 3  # changes that can be taken back; each keeps its weights and sums on the disk
 _FORMAT = 1  # of manifests; raise it when an earlier program could not read them
 
 

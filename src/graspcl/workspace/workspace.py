@@ -86,7 +86,7 @@ class Workspace:
             progress: what shows the steps and the choices.
         """
         progress = progress or Silent()
-        config = choose_settings(str(data), backbone, memory, pixels, seed, progress)
+        config = choose_settings(str(data), backbone, memory, pixels, seed, progress, text, label)
         samples = open_labelled(config, str(data), text, label)
         with Store.create(folder, {"kind": "classifier"}) as store:
             rows = _rows(samples)
@@ -221,7 +221,7 @@ class Workspace:
     def undo(self) -> dict[str, Any]:
         """Take the last change back; return what was taken back, as `history` told it.
 
-        The last four changes can be undone, but never a `forget`.
+        The last three changes can be undone, but never a `forget`.
         """
         with self._writing() as store:
             last = history_of(store)[-1]
