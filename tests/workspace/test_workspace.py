@@ -15,12 +15,24 @@ pytest.importorskip("wordllama", reason="needs graspcl[demo]")
 from made_up_texts import rows, table, texts
 
 from graspcl import GraspError, Workspace
+from graspcl.progress import Silent
 from graspcl.workspace.learning import Refused
 from graspcl.workspace.overview import RECENT
 from graspcl.workspace.store import Store
 from graspcl.workspace.version import Version
 
-ASKED = [text for kind in ("fruit", "tool", "animal", "car") for text in texts(kind, 900, 905)]
+KINDS = ("fruit", "tool", "animal", "car")
+ASKED = [text for kind in KINDS for text in texts(kind, 900, 905)]
+
+
+class Notes(Silent):
+    """Progress that remembers what is noted."""
+
+    def __init__(self):
+        self.lines = []
+
+    def note(self, text):
+        self.lines.append(text)
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +143,24 @@ def test_a_learn_writes_no_copy_of_what_was_stored(shop):
     shop.learn(texts("car", 0, 20), ["car"] * 20)
     after = segments()
     assert after[: len(before)] == before and [one["samples"] for one in after[len(before) :]] == [20]
+
+
+def test_a_full_memory_stays_within_its_size(tmp_path, monkeypatch):
+    """Codes are made smaller, samples of the largest class make room, and segments do not keep what is gone."""
+    monkeypatch.setenv("GRASPCL_CACHE", str(tmp_path / "cache"))
+    notes = Notes()
+    data = table(tmp_path / "first.csv", rows("fruit", "tool", "animal", end=60))
+    shop = Workspace.new(tmp_path / "shop", data, backbone="vector", memory="40KB", progress=notes)
+    assert any(line.startswith("codec = auto: 180 samples take 0.1 MB") for line in notes.lines)
+    for kind in ("car", "music"):
+        shop.learn(texts(kind, 0, 60), [kind] * 60, updates=2)
+        version = stored(shop)
+        live = len(version.buffer) + len(version.held)
+        assert version.buffer.nbytes <= 40_000 and np.ptp(version.buffer.sizes) <= 2
+        assert live <= sum(one["samples"] for one in version.segments) <= 1.25 * live
+    asked = [*ASKED, *texts("music", 900, 905)]
+    assert shop.evaluate(asked, [kind for kind in (*KINDS, "music") for _ in range(5)]).overall.points >= 90
+    assert {one.name: one.seen for one in shop.status().classes} == dict.fromkeys((*KINDS, "music"), 60)
 
 
 def test_duplicates_are_counted_and_contradictions_are_left_out(shop):
