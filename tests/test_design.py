@@ -28,8 +28,9 @@ MAY_IMPORT = {
     "settings": PARTS | {"pretrain"},
     "experiment": PARTS | {"settings", "pretrain", "metric"},
     "report": {"metric"},
-    "cli": PARTS | {"settings", "experiment", "pretrain", "report", "bench"},
-    "bench": PARTS,
+    "workspace": PARTS | {"settings", "experiment", "pretrain", "metric"},
+    "cli": PARTS | {"settings", "experiment", "pretrain", "report", "bench", "workspace"},
+    "bench": PARTS | {"settings", "experiment", "workspace"},
     "testing": PARTS,
 }
 # Packages that only some rooms may use, wherever in a module they are imported.

@@ -14,7 +14,8 @@ from graspcl.buffer import Buffer
 
 PUBLIC = {
     "Aligned", "Budget", "Buffer", "GraspError", "Learner", "PlannedPolicy", "Policy", "Session", "Siesta",
-    "grasp_order", "learners", "load", "load_plugin", "networks", "policies", "prototype_distances", "rehearse", "save",
+    "Workspace", "grasp_order", "learners", "load", "load_plugin", "networks", "policies", "prototype_distances",
+    "rehearse", "save",
 }  # fmt: skip
 
 

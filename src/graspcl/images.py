@@ -142,12 +142,17 @@ def _decode(source: Source, name: str, out: Pixels, whole: bool) -> str | None:
         return f"{name} cannot be read: {reason}"
 
 
+def margin(pixels: int) -> int:
+    """Return the shorter side of an image before its centre `pixels` x `pixels` is cropped."""
+    return round(_MARGIN * pixels)
+
+
 def _square(image: Any, pixels: int, whole: bool) -> Pixels:
     """Decode an opened image, as large as needed, and return its centre [pixels, pixels, 3]."""
     from PIL import Image, ImageOps
 
     shorter, stored = min(image.size), image.width * image.height
-    target = pixels if whole else min(max(shorter, pixels), round(_MARGIN * pixels))
+    target = pixels if whole else min(max(shorter, pixels), margin(pixels))
     # Decode a JPEG at half its size or less if that is still large enough.
     image.draft("RGB", (pixels, pixels) if whole else tuple(side * target // shorter for side in image.size))
     # A progressive one takes memory for its full size all the same.

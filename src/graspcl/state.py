@@ -6,6 +6,7 @@ States are verified when they are read (see `graspcl.integrity`).
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -34,29 +35,43 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except BaseException:
         with contextlib.suppress(OSError):
             part.unlink()
         raise
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make the new name of a file last through a power failure, where the system can do that."""
-    with contextlib.suppress(OSError):
+    try:
         opened = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(opened)
-        finally:
-            os.close(opened)
+    except OSError:  # this system does not open folders, or does not let us read this one
+        return
+    try:
+        os.fsync(opened)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that cannot sync folders
+            raise
+    finally:
+        os.close(opened)
+
+
+def pack_state(state: dict[str, Any]) -> bytes:
+    """Return nested dictionaries and lists of numbers, strings, arrays and tensors as the bytes of a file.
+
+    Equal states give equal bytes. `load_state` reads such a file.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    skeleton = _flatten(state, "", tensors)
+    return pack_tensors(tensors, skeleton)
 
 
 def save_state(path: Path, state: dict[str, Any]) -> None:
-    """Write nested dictionaries and lists of numbers, strings, arrays and tensors to `path` in one step."""
-    tensors: dict[str, torch.Tensor] = {}
-    skeleton = _flatten(state, "", tensors)
+    """Write a state (see `pack_state`) to `path` in one step."""
+    content = pack_state(state)
     try:
-        write_whole(path, lambda file: file.write(pack_tensors(tensors, skeleton)))
+        write_whole(path, lambda file: file.write(content))
     except OSError as error:
         raise GraspError(f"the checkpoint {path} cannot be written: {error.strerror}") from error
 

@@ -1,4 +1,4 @@
-"""Benchmarks: the bars this project sets itself (`bars`), and the speed of the network's stages (`network`)."""
+"""Benchmarks: the bars this project sets itself (`bars`), a network's speed, and what a workspace is worth."""
 
 from __future__ import annotations
 
@@ -11,18 +11,33 @@ from typing import Any
 from graspcl.errors import GraspError
 
 BENCHES = {name: name for name in ("selection", "insert", "decode", "session", "heads")} | {"policies": "policy_times"}
-ON_REQUEST = ("network",)  # takes minutes and has no bars: not part of "all"
+# Not part of "all", since they take minutes; with their options.
+ON_REQUEST = {
+    "network": ("pixels", "compile"),
+    "workspace": ("data", "first", "weeks", "per_class", "backbone", "pixels", "memory"),
+}
 
 
 def run_benches(what: str, as_json: bool = False, **options: Any) -> bool:
     """Run one bench, or "all" of those with bars; print the results and return whether no bar was missed.
 
-    Results are printed as they are measured, as rows of a Markdown table. Only `network` takes options.
+    Results are printed as they are measured, as rows of a Markdown table. Only `network` and `workspace` take
+    options.
     """
-    if options and what not in ON_REQUEST:
-        given = ", ".join(f"--{name}" for name in options)
-        raise GraspError(f"{given}: only `graspcl bench network` has this option, not `graspcl bench {what}`")
-    if what in ON_REQUEST:
+    for name in options:
+        if name not in ON_REQUEST.get(what, ()):
+            option = f"--{name.replace('_', '-')}"
+            takes = " and ".join(f"`graspcl bench {one}`" for one, taken in ON_REQUEST.items() if name in taken)
+            raise GraspError(f"{option}: only {takes} has this option, not `graspcl bench {what}`")
+    if what == "workspace":
+        from graspcl.bench import workspace
+
+        if "data" not in options:
+            raise GraspError("bench workspace needs samples: set --data PATH, class folders or a table of texts")
+        if not as_json:
+            sys.stdout.write(workspace.HEADER + "\n")
+        return _print(workspace.run(**options), as_json)
+    if what == "network":
         from graspcl.bench import network
 
         rates = network.run(**options)

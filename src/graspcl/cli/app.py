@@ -8,7 +8,7 @@ from typing import Literal
 from cyclopts import App, Group
 
 import graspcl
-from graspcl.cli import experiments, report
+from graspcl.cli import experiments, report, workspace
 from graspcl.cli.options import AtLeastOne, settings_help
 from graspcl.cli.overview import overview
 from graspcl.cli.predict import predict
@@ -18,11 +18,19 @@ from graspcl.cli.tune import tune
 
 
 def bench(
-    what: Literal["selection", "insert", "decode", "session", "heads", "policies", "network", "all"] = "all",
+    what: Literal[
+        "selection", "insert", "decode", "session", "heads", "policies", "network", "workspace", "all"
+    ] = "all",
     *,
     json: bool = False,
     pixels: AtLeastOne | None = None,
     compile: bool | None = None,
+    data: str | None = None,
+    first: AtLeastOne | None = None,
+    weeks: AtLeastOne | None = None,
+    per_class: AtLeastOne | None = None,
+    backbone: str | None = None,
+    memory: str | None = None,
 ) -> None:
     """Measure speed against the project's own targets.
 
@@ -30,23 +38,51 @@ def bench(
     ----------
     what
         The measurement. `network` compares precisions, layouts and compiled code at every stage of latent rehearsal;
-        it has no targets, takes minutes, and is not part of `all`.
+        it has no targets, takes minutes, and is not part of `all`. `workspace` compares weekly learning with
+        retraining, a probe and fine-tuning on your data.
     json
         Print one JSON object per measurement.
     pixels
-        network: the side of its images, by default 224.
+        network: the side of its images, by default 224. workspace: as for `graspcl new`.
     compile
         network: also measure compiled networks, which takes minutes more.
+    data
+        workspace: class folders of images, or a table of texts.
+    first
+        workspace: number of classes at the start, by default about half.
+    weeks
+        workspace: number of weeks in which the other classes arrive, by default 4.
+    per_class
+        workspace: training samples per class at most.
+    backbone
+        workspace: as for `graspcl new`.
+    memory
+        workspace: as for `graspcl new`.
     """
     from graspcl.bench import run_benches
 
-    options = {"pixels": pixels, "compile": compile}
+    options = {
+        "pixels": pixels, "compile": compile, "data": data, "first": first, "weeks": weeks, "per_class": per_class,
+        "backbone": backbone, "memory": memory,
+    }  # fmt: skip
     given = {name: value for name, value in options.items() if value is not None}
     if not run_benches(what, as_json=json, **given):
         raise SystemExit(1)
 
 
 _COMMANDS = {
+    "A classifier that stays current": (
+        workspace.new,
+        workspace.learn,
+        workspace.evaluate,
+        workspace.status,
+        workspace.undo,
+        workspace.forget,
+        workspace.rename,
+        workspace.merge,
+        workspace.verify,
+        workspace.export,
+    ),
     "Everyday": (experiments.demo, experiments.run, experiments.sweep, predict, report.report),
     "More": (tune, experiments.list_, experiments.show, stream, pretrain, report.watch, overview),
     "Other": (bench,),

@@ -7,7 +7,9 @@ import io
 import os
 import re
 import sys
+from collections.abc import Callable
 from functools import partial
+from json import dumps
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -21,6 +23,7 @@ from graspcl.state import write_whole
 
 if TYPE_CHECKING:
     from graspcl.experiment import Learned
+    from graspcl.workspace import Workspace
 
 _CHUNK = 4096  # inputs that are predicted before their lines are written
 
@@ -41,14 +44,17 @@ def predict(
     output: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
     text: str | None = None,
     top: AtLeastOne = 1,
+    json: bool = False,
     plugin: Plugins = (),
 ) -> None:
-    """Classify images or texts with a run, as a CSV table.
+    """Classify images or texts with a workspace or a run.
+
+    The table is CSV. With a workspace, its last column marks inputs that look like no learned class.
 
     Parameters
     ----------
     run
-        Folder of a finished run that kept its state; the run's data are not needed.
+        Folder of a workspace, or of a finished run that kept its state. The data it learned are not needed.
     inputs
         Images: files, folders or zip files. Texts: tables (CSV, TSV, JSONL, Parquet), or .txt files with one text per
         line. Use - to read lines from standard input: texts, or paths of images.
@@ -58,9 +64,9 @@ def predict(
         Column of the texts in tables; by default that of the run.
     top
         Number of most likely classes per input.
+    json
+        Print one JSON object per line instead of CSV.
     """
-    from graspcl.experiment import load_learner
-
     load_plugins(plugin)
     if output is not None and os.path.isdir(output):
         raise GraspError(f"{output} is a folder; give -o the name of the table, such as {output / 'predictions.csv'}")
@@ -68,20 +74,21 @@ def predict(
         raise GraspError("give inputs after the run: image files or folders, tables of texts, or - for standard input")
     for given in inputs:
         if given.startswith("-") and given != "-":  # a misspelt option would pass for an input
-            hint = nearest(given.partition("=")[0], ["--output", "--text", "--top", "--plugin", "--help"])
+            hint = nearest(given.partition("=")[0], ["--output", "--text", "--top", "--json", "--plugin", "--help"])
             raise GraspError(f"there is no option {given}; {hint}")
         if given != "-" and not os.path.lexists(given):
             raise GraspError(f"there is no file or folder {given}")
-    learned = load_learner(run)
+    learned = _load(run)
+    title = f"the workspace {run}" if hasattr(learned, "learn") else f"the run in {run}"
     if text is not None and learned.reads == "images":
-        raise GraspError(f"--text is for tables of texts, and the run in {run} learned images")
+        raise GraspError(f"--text is for tables of texts, and {title} learned images")
     column = text or learned.config.data.text
     find = partial(_texts, column=column, many=len(inputs) > 1) if learned.reads == "texts" else _images
-    found = [one for given in inputs for one in find(given, run)]
+    found = [one for given in inputs for one in find(given, title)]
     if not found:
         raise GraspError("there is nothing to predict: the inputs are empty")
     if output is None:
-        _write(learned, found, top, sys.stdout)
+        _write(learned, found, top, json, sys.stdout)
         return
     predicted = 0
 
@@ -89,7 +96,7 @@ def predict(
         nonlocal predicted
         # File names may be in any encoding: they are written unmodified.
         table = io.TextIOWrapper(file, encoding="utf-8", errors="surrogateescape", newline="")
-        predicted = _write(learned, found, top, table)
+        predicted = _write(learned, found, top, json, table)
         table.detach()
 
     try:
@@ -99,29 +106,63 @@ def predict(
     print(f"wrote {output}: {predicted} predictions", file=sys.stderr)
 
 
-def _write(learned: Learned, inputs: list[Input], top: int, file: IO[str]) -> int:
-    """Write one CSV line per input, without a class if it cannot be read; return the number of predictions."""
+def _load(folder: Path) -> Learned | Workspace:
+    """Open what predicts: a workspace, or a run."""
+    if (folder / "workspace.db").is_file():
+        from graspcl.workspace import Workspace
+
+        return Workspace.open(folder)
+    from graspcl.experiment import load_learner
+
+    return load_learner(folder)
+
+
+def _write(learned: Learned | Workspace, inputs: list[Input], top: int, json: bool, file: IO[str]) -> int:
+    """Write one line per input, without a class if it cannot be read; return the number of predictions."""
     top, lost = min(top, len(learned.classes)), 0
-    writer = csv.writer(file, lineterminator="\n")
-    more = [f"{what}_{place}" for place in range(2, top + 1) for what in ("class", "probability")]
-    writer.writerow(["input", "class", "probability", *more])
+    rows = _json_lines(file) if json else _csv_lines(file, top, hasattr(learned, "learn"))
     for begin in range(0, len(inputs), _CHUNK):
         part = inputs[begin : begin + _CHUNK]
         places = [place for place, one in enumerate(part) if not one.fault]
         found = learned.predict([part[place].content for place in places])
         best = dict(zip(places, found.top(top), strict=True))
+        unknown = dict(zip(places, getattr(found, "unknown", []), strict=False))
         faults = {places[position]: fault for position, fault in found.problems.items()}
         for place, one in enumerate(part):
             if fault := one.fault or faults.get(place):
                 print(f"graspcl: {one.place}{fault}", file=sys.stderr)
                 lost += 1
-            cells = [cell for name, value in best.get(place, []) for cell in (name, f"{value:.6f}")]
-            writer.writerow([*map(_inert, (one.name, *cells)), *[""] * (2 * top - len(cells))])
+            rows(one.name, best.get(place, []), None if fault else unknown.get(place))
     if lost:
         print(f"graspcl: {lost} of {len(inputs)} inputs could not be read", file=sys.stderr)
     if lost == len(inputs):
         raise GraspError("nothing was predicted")
     return len(inputs) - lost
+
+
+Line = Callable[[str, list[tuple[str, float]], Any], None]  # writes the classes of an input, and whether it is unknown
+
+
+def _csv_lines(file: IO[str], top: int, marks: bool) -> Line:
+    writer = csv.writer(file, lineterminator="\n")
+    more = [f"{what}_{place}" for place in range(2, top + 1) for what in ("class", "probability")]
+    writer.writerow(["input", "class", "probability", *more, *["unknown"] * marks])
+
+    def write(name: str, best: list[tuple[str, float]], unknown: Any) -> None:
+        cells = [cell for one, value in best for cell in (one, f"{value:.6f}")]
+        mark = [] if not marks else [""] if unknown is None else ["yes" if unknown else "no"]
+        writer.writerow([*map(_inert, (name, *cells)), *[""] * (2 * top - len(cells)), *mark])
+
+    return write
+
+
+def _json_lines(file: IO[str]) -> Line:
+    def write(name: str, best: list[tuple[str, float]], unknown: Any) -> None:
+        classes = [{"class": one, "probability": round(value, 6)} for one, value in best]
+        mark = {} if unknown is None else {"unknown": bool(unknown)}
+        file.write(dumps({"input": name, "classes": classes, **mark}) + "\n")
+
+    return write
 
 
 def _inert(cell: str) -> str:
@@ -133,7 +174,7 @@ def _inert(cell: str) -> str:
     return f"'{cell}" if re.match(r"[=+\-@\t\r\n]", cell) and not re.fullmatch(r"[+-]?\d+(\.\d*)?", cell) else cell
 
 
-def _images(given: str, run: Path) -> list[Input]:
+def _images(given: str, title: str) -> list[Input]:
     """Return an image file, the images of a folder or zip file, or those whose paths come from standard input."""
     from graspcl.data.image_folder import SUFFIXES
     from graspcl.data.table_reader import KINDS
@@ -143,7 +184,7 @@ def _images(given: str, run: Path) -> list[Input]:
         return [Input(line, line) for line in _standard_input()]
     path = Path(given)
     if os.path.isfile(path) and path.suffix.lower() in KINDS:
-        raise GraspError(f"the run in {run} learned images, and {path} has texts; give images, or a run of texts")
+        raise GraspError(f"{title} learned images, and {path} has texts; give images")
     if not os.path.isdir(path) and path.suffix.lower() != ".zip":
         return [Input(given, path)]
     tree = open_tree(path)
@@ -157,7 +198,7 @@ def _images(given: str, run: Path) -> list[Input]:
     return [Input(str(path / name), partial(tree.read, name), f"{path / name}: ") for name in names]
 
 
-def _texts(given: str, run: Path, column: str, many: bool) -> list[Input]:
+def _texts(given: str, title: str, column: str, many: bool) -> list[Input]:
     """Return the texts of a table, of a file of lines, or of standard input; with `many` files, names tell which."""
     from graspcl.data.image_folder import SUFFIXES
     from graspcl.data.table_reader import KINDS, Field, read_column
@@ -168,7 +209,7 @@ def _texts(given: str, run: Path, column: str, many: bool) -> list[Input]:
         where, path = given, Path(given)
         if os.path.isdir(path) or path.suffix.lower() in SUFFIXES:
             what = "a folder" if os.path.isdir(path) else "an image"
-            raise GraspError(f"the run in {run} learned texts, and {path} is {what}; give texts, or a run of images")
+            raise GraspError(f"{title} learned texts, and {path} is {what}; give texts")
         if path.suffix.lower() not in KINDS:
             raise GraspError(f"{path} is not a supported file of texts; its name must end in one of {', '.join(KINDS)}")
         fields = read_column(path, column)

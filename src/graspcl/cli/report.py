@@ -20,12 +20,12 @@ def report(
     paper: str | None = None,
     samples: bool = True,
 ) -> None:
-    """Report on runs: an HTML page, or its tables or figures as files.
+    """Report on runs or a workspace: an HTML page, or tables or figures.
 
     Parameters
     ----------
     runs
-        Run folders, or folders with runs below them. Default: runs.
+        Run folders, or folders with runs below them; or one workspace, which has a page only. Default: runs.
     output
         Page to write (default: report.html), or folder for the files of another format (default: report).
     baseline
@@ -46,6 +46,13 @@ def report(
 
     if format == "html" and output is not None and output.is_dir():
         raise GraspError(f"--output must be a file, but {output} is a folder; try {output / 'report.html'}")
+    if len(runs) == 1 and (runs[0] / "workspace.db").is_file():
+        from graspcl.cli.workspace import write_report
+
+        if format != "html":
+            raise GraspError(f"--format {format}: the report of a workspace is an HTML page; remove the option")
+        write_report(runs[0], output or Path("report.html"))
+        return
     found = gather(runs or (Path("runs"),), baseline, paper)
     unused = sum(not run.usable for run in found.runs)
     if unused == len(found.runs):

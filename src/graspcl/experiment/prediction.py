@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -120,55 +120,39 @@ class Predictions:
         ]
 
 
-@dataclass(frozen=True)
-class Learned:
-    """The learner of a finished run, the names of its classes by label, and the run's settings."""
+class Inputs:
+    """Reads texts, image files or arrays as the network of `config` takes them."""
 
-    learner: Learner
-    classes: list[str]
-    config: Config
+    def __init__(self, config: Config) -> None:
+        self.config = config
 
     @property
     def reads(self) -> Literal["images", "texts"]:
-        """Return what `predict` takes."""
+        """Return what is read, apart from arrays."""
         return "images" if self.config.reads == "images" else "texts"
 
-    def predict(self, inputs: Sequence[Any] | Array | Tensor) -> Predictions:
-        """Predict the classes of n inputs. One that cannot be read does not stop the others.
-
-        Args:
-            inputs: a list of texts; paths or bytes of image files, which are cut and resized as in the run; images as
-                uint8 [n, 3, pixels, pixels] with the run's `data.pixels`; or the vectors or token ids [n, d] that a
-                network for texts reads.
-        """
+    def check(self, inputs: Sequence[Any] | Array | Tensor, what: str = "predict") -> list[Any] | Tensor:
+        """Return n inputs as a list or a tensor. Refuse one input alone, and arrays that the network does not take."""
         if isinstance(inputs, str | bytes | Path):
-            raise GraspError(f"predict takes a list of {self.reads}; write predict([one])")
+            raise GraspError(f"{what} takes a list of {self.reads}; write {what}([one])")
         if isinstance(inputs, np.ndarray) and inputs.dtype.kind in "biuf":
             wide = np.int64 if inputs.dtype.kind in "biu" and self.reads == "texts" else inputs.dtype.newbyteorder("=")
             kind = np.float32 if inputs.dtype.kind == "f" else wide
             inputs = torch.from_numpy(np.array(inputs, dtype=kind, order="C"))
-        if isinstance(inputs, Tensor):
-            self._check_array(inputs)
-        else:
-            inputs = list(inputs)
-        probabilities, problems = np.full((len(inputs), len(self.classes)), np.nan), dict[int, str]()
+        if not isinstance(inputs, Tensor):
+            return list(inputs)
+        self._check_array(inputs)
+        return inputs
+
+    def batches(self, inputs: list[Any] | Tensor) -> Iterator[tuple[Array, Tensor, dict[int, str]]]:
+        """Yield checked inputs in batches: the positions of readable ones, these, and the problems of others."""
         for begin in range(0, len(inputs), _BATCH[self.reads]):
             part = inputs[begin : begin + _BATCH[self.reads]]
-            batch, kept, faults = self._read(part)
-            if len(kept):
-                probabilities[begin + kept] = self._probabilities(batch)
+            batch, kept, faults = self.read(part)
             lost = np.setdiff1d(np.arange(len(part)), kept)
-            problems.update(zip((begin + lost).tolist(), faults, strict=True))
-        return Predictions(self.classes, probabilities, problems)
+            yield begin + kept, batch, dict(zip((begin + lost).tolist(), faults, strict=True))
 
-    def _probabilities(self, batch: Tensor) -> Array:
-        """Return the softmax over the classes that have arrived [n, classes], for inputs of the network [n, …]."""
-        found = np.zeros((len(batch), len(self.classes)))
-        # In double precision, probabilities tie only if logits do, so both have the same order.
-        found[:, self.learner.classes] = self.learner.logits(batch).double().softmax(1).numpy(force=True)
-        return found
-
-    def _read(self, part: Sequence[Any] | Tensor) -> tuple[Tensor, Array, list[str]]:
+    def read(self, part: Sequence[Any] | Tensor) -> tuple[Tensor, Array, list[str]]:
         """Return the readable inputs as the network takes them, their positions, and the problems of the others."""
         if isinstance(part, Tensor):
             return part, np.arange(len(part)), []
@@ -194,6 +178,47 @@ class Learned:
         if self.reads == "images" and (inputs.dtype != torch.uint8 or inputs.shape[1:] != shape):
             got = f"{inputs.dtype} {list(inputs.shape)}"
             raise GraspError(f"give images as uint8 {['n', *shape]} or as a list of files, got {got}")
+
+
+@dataclass(frozen=True)
+class Learned:
+    """The learner of a finished run, the names of its classes by label, and the run's settings."""
+
+    learner: Learner
+    classes: list[str]
+    config: Config
+
+    @property
+    def reads(self) -> Literal["images", "texts"]:
+        """Return what `predict` takes."""
+        return self._inputs.reads
+
+    def predict(self, inputs: Sequence[Any] | Array | Tensor) -> Predictions:
+        """Predict the classes of n inputs. One that cannot be read does not stop the others.
+
+        Args:
+            inputs: a list of texts; paths or bytes of image files, which are cut and resized as in the run; images as
+                uint8 [n, 3, pixels, pixels] with the run's `data.pixels`; or the vectors or token ids [n, d] that a
+                network for texts reads.
+        """
+        checked = self._inputs.check(inputs)
+        probabilities, problems = np.full((len(checked), len(self.classes)), np.nan), dict[int, str]()
+        for places, batch, faults in self._inputs.batches(checked):
+            if len(places):
+                probabilities[places] = self._probabilities(batch)
+            problems |= faults
+        return Predictions(self.classes, probabilities, problems)
+
+    @cached_property
+    def _inputs(self) -> Inputs:
+        return Inputs(self.config)
+
+    def _probabilities(self, batch: Tensor) -> Array:
+        """Return the softmax over the classes that have arrived [n, classes], for inputs of the network [n, …]."""
+        found = np.zeros((len(batch), len(self.classes)))
+        # In double precision, probabilities tie only if logits do, so both have the same order.
+        found[:, self.learner.classes] = self.learner.logits(batch).double().softmax(1).numpy(force=True)
+        return found
 
 
 def _text_fault(text: object) -> str:

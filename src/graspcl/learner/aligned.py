@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -73,8 +73,7 @@ class Aligned(Learner):
 
     def setup(self) -> None:
         network = self.network
-        width, generator = network.head.features, torch.Generator().manual_seed(0)
-        network.head = LinearHead(width, len(self.classes), generator=generator).to(self.device).requires_grad_(False)
+        self._new_head()
         # What the network computed when it came; its features of a sample never change.
         self._original = copy.deepcopy(nn.Sequential(network.plastic, network.neck)).eval().requires_grad_(False)
         self._halves = [self._no_moments(), self._no_moments()]  # of all samples that are stored or new
@@ -84,6 +83,29 @@ class Aligned(Learner):
         self._shrinkage = len(_SHRINKAGES) // 2  # its place
         self._stale = False  # whether the head misses samples
         self._now: _Measured | None = None  # within a session, what will replace the halves
+
+    def _new_head(self) -> None:
+        width, generator = self.network.head.features, torch.Generator().manual_seed(0)
+        head = LinearHead(width, len(self.classes), generator=generator)
+        self.network.head = head.to(self.device).requires_grad_(False)
+
+    def relearn(self, classes: Sequence[int]) -> None:
+        """Know `classes` alone, from the samples that are stored now: call it after others were removed or relabelled.
+
+        The head has rows of these classes only. All sums are computed again, so samples that the buffer lost before
+        count no more. The plastic part does not change.
+        """
+        self._set_classes(classes)
+        self._new_head()
+        self._seen, self._gone, self._now = self._no_moments(), self._no_moments(), None
+        self._measure_rest()
+        if self._forgets:
+            for begin in range(0, len(self.buffer), _CHUNK):
+                slots = np.arange(begin, min(begin + _CHUNK, len(self.buffer)))
+                inputs, labels = self.buffer.fetch(slots, self.device)
+                self._seen.add(self._originally(inputs), self.rows(labels))
+        self._solve(choose=False)
+        self._crossed = []
 
     def _no_moments(self) -> Moments:
         return Moments(self.network.head.features, device=self.device)

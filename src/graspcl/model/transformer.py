@@ -190,8 +190,11 @@ def _with_first(real: Tensor) -> Tensor:
 def _without_padding(run: Callable[[Tensor, Tensor], Tensor], x: Tensor, real: Tensor) -> Tensor:
     """Call `run` on x [n, …, L] and real [n, L] without the last columns, as far as they are padding in every text.
 
-    Without gradients, texts of similar length run together, so that more columns can be left out.
+    Without gradients, texts of similar length run together, so that more columns can be left out. While the network is
+    traced for an export, none is: the file must fit texts of any length.
     """
+    if torch.jit.is_tracing():
+        return run(x, real)
     lengths = (real * torch.arange(1, real.shape[1] + 1, device=real.device)).amax(1)
     if torch.is_grad_enabled() or len(x) <= 1:
         end = max([1, *lengths.tolist()])

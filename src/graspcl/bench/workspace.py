@@ -1,0 +1,186 @@
+"""What a workspace is worth: weekly learning against retraining, a probe and fine-tuning, in one run."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from graspcl.buffer import Codes
+from graspcl.checks import Array
+from graspcl.data import Samples, Subset
+from graspcl.errors import GraspError
+from graspcl.experiment.prepare import make_learner
+from graspcl.learner import Learner
+from graspcl.policy import Budget
+from graspcl.progress import Silent
+from graspcl.random import generator
+from graspcl.settings.config import Config
+from graspcl.settings.read import replaced
+from graspcl.workspace.arriving import open_labelled
+from graspcl.workspace.evaluation import evaluate
+from graspcl.workspace.learning import learn, summary_of
+from graspcl.workspace.making import MEMORY, choose_settings, new_version
+from graspcl.workspace.memory import new_network
+from graspcl.workspace.store import Store
+from graspcl.workspace.training import Effort
+from graspcl.workspace.version import Version, load_classifier
+
+_BEHIND, _AHEAD, _TIME = -1.0, 1.0, 0.1  # points against retraining and against a probe, and share of retraining's time
+_ONE_TRAINING = 1 / (
+    1 + 3 * 0.9
+)  # of retraining's time: before it, three rates are tried on nine tenths of the samples
+_READ = 64  # samples that are encoded at a time
+
+
+@dataclass(frozen=True)
+class Result:
+    """One way to stay current, after the last week: accuracy on test samples of all classes, and the week's seconds."""
+
+    name: str
+    accuracy: float  # in percent
+    seconds: float
+    points: float  # by which the workspace is more accurate
+    time: float  # of the workspace's week, as a share of this one's
+    ok: bool  # whether the bar, if there is one, is met
+    bar: str = ""
+
+    def line(self) -> str:
+        """Return a row of a Markdown table."""
+        met = f"{self.bar}: {'met' if self.ok else 'MISSED'}" if self.bar else ""
+        return (
+            f"| {self.name} | {self.accuracy:.1f} | {self.seconds:.1f} | {self.points:+.1f} | {self.time:.2f} | {met} |"
+        )
+
+
+HEADER = (
+    "| way | accuracy % | seconds of the last week | workspace, points | workspace, share of time | bar |\n"
+    "|---|---|---|---|---|---|"
+)
+
+
+def run(
+    data: str, first: int | None = None, weeks: int = 4, per_class: int | None = None, backbone: str | None = None,
+    pixels: int | None = None, memory: str = MEMORY,
+) -> Iterator[Result]:  # fmt: skip
+    """Yield the results of a workspace that learns `first` classes and then the others in equal weeks.
+
+    Retraining chooses its rate on held-out samples. Its time is that of reading everything and of one training, without
+    the search for the rate.
+
+    Args:
+        data: class folders of images, or a table of texts; a share is held out if there are no test samples.
+        first: number of classes at the start; by default about half.
+        weeks: in how many weeks the others arrive.
+        per_class: training samples per class at most.
+        backbone, pixels, memory: as for `Workspace.new`.
+    """
+    config = choose_settings(data, backbone, memory, pixels, 0, _Told())
+    samples: Samples[Any] = open_labelled(config, data)
+    if per_class is not None:
+        samples = Subset(samples, per_class=per_class, rng=generator(0, "subset"))
+    number = len(samples.classes)
+    first = number - weeks * max(1, number // (2 * weeks)) if first is None else first
+    if not 2 <= first <= number - weeks:
+        raise GraspError(
+            f"--first {first}: {samples.name} has {number} classes, for {weeks} weeks and at least 2 before"
+        )
+    order = generator(0, "weeks").permutation(number)
+    parts = [order[:first], *np.array_split(order[first:], weeks)]
+    train = [samples.train[np.isin(samples.labels[samples.train], part)] for part in parts]
+    mine, seconds, codec_config = _workspace(config, samples, train)
+    told = Result("workspace", mine, seconds, 0.0, 1.0, True)
+    yield told
+    others = _Others(codec_config, samples, train)
+    for name, learner, bar in (
+        ("retraining on everything", "offline", "at most 1 point behind, a tenth of the time"),
+        ("probe on all features", "probe", "at least 1 point ahead"),
+        ("fine-tuning on the new week", "finetune", ""),
+    ):
+        accuracy, spent = others.week(learner)
+        points, share = mine - accuracy, seconds / max(spent, 1e-9)
+        ok = {"offline": points >= _BEHIND and share <= _TIME, "probe": points >= _AHEAD}.get(learner, True)
+        yield Result(name, accuracy, spent, points, share, ok, bar)
+
+
+class _Told(Silent):
+    """Tells what was chosen, on standard error."""
+
+    def note(self, text: str) -> None:
+        sys.stderr.write(f"{text}\n")
+
+
+def _workspace(config: Config, samples: Samples[Any], train: list[Array]) -> tuple[float, float, Config]:
+    """Return the accuracy after the last week, its seconds, and the settings with the codec that was chosen."""
+    with tempfile.TemporaryDirectory() as folder, Store.create(Path(folder) / "shop", {}) as store:
+        version = new_version(config, samples, train[0], _Told())
+        chosen, seconds = version.config, 0.0
+        for week, rows in enumerate(train):
+            start = time.perf_counter()
+            version = Version.load(store) if week else version
+            result = learn(version, samples, rows, Effort(), Silent())
+            version.save(store, "learn" if week else "new", summary_of(result, f"week {week}"))
+            seconds = time.perf_counter() - start
+            sys.stderr.write(
+                f"week {week}: {result.samples} samples, held-out accuracy {result.overall}, {seconds:.0f} s\n"
+            )
+        found = evaluate(load_classifier(store), samples, np.array(samples.test), Silent())
+        return found.overall.points, seconds, chosen
+
+
+class _Others:
+    """Other ways to stay current, with the same network. All read half-precision latents of all samples."""
+
+    def __init__(self, config: Config, samples: Samples[Any], train: list[Array]) -> None:
+        self.config = replaced(config, {"codec.name": "half", "buffer.capacity": None})
+        self.samples, self.train = samples, train
+        start = time.perf_counter()
+        self.codes = [self._encode(rows) for rows in train]
+        self.encoding = time.perf_counter() - start  # of all samples: retraining reads everything again
+        self.test = self._encode(np.array(samples.test))
+
+    def week(self, name: str) -> tuple[float, float]:
+        """Return the accuracy of a learner after the last week, and the seconds of that week."""
+        learner = self._learner(name)
+        batch = self.config.budget.batch_size
+        spent = self.encoding * (1.0 if name == "offline" else len(self.train[-1]) / sum(map(len, self.train)))
+        if name != "finetune":  # they depend on all samples, not on the weeks
+            for codes, rows in zip(self.codes, self.train, strict=True):
+                learner.observe_codes(codes, self.samples.labels[rows], rows)
+            start = time.perf_counter()
+            learner.rehearse(Budget.passes(1, len(learner.buffer), batch))
+            trained = time.perf_counter() - start
+            return self._accuracy(learner), spent + trained * (_ONE_TRAINING if name == "offline" else 1.0)
+        start = time.perf_counter()
+        for codes, rows in zip(self.codes, self.train, strict=True):
+            start = time.perf_counter()
+            learner.observe_codes(codes, self.samples.labels[rows], rows)
+            learner.rehearse(Budget.passes(3, len(rows), batch))
+        return self._accuracy(learner), spent + time.perf_counter() - start
+
+    def _learner(self, name: str) -> Learner:
+        from graspcl.codec import codecs
+
+        config = replaced(self.config, {"learner.name": name})
+        return make_learner(config, new_network(config)[0], codecs.create("half"), len(self.samples.classes))
+
+    def _encode(self, rows: Array) -> Codes:
+        learner = self._learner("aligned")
+        parts = []
+        for begin in range(0, len(rows), _READ):
+            inputs, _, problems = self.samples.read_some(rows[begin : begin + _READ])
+            if problems:
+                raise GraspError(f"the bench needs samples that can all be read: {problems[0]}")
+            parts.append(torch.as_tensor(learner.encode(inputs)))
+        return torch.cat(parts)
+
+    def _accuracy(self, learner: Learner) -> float:
+        predicted = learner.predict_codes(self.test)
+        return float(100 * (predicted == self.samples.labels[self.samples.test]).mean())

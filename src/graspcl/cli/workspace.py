@@ -1,0 +1,364 @@
+"""The commands of a workspace: new, learn, evaluate, status, undo, forget, rename, merge, verify and export."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter, validators
+
+from graspcl.cli.options import AtLeastOne
+from graspcl.errors import GraspError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from graspcl.workspace import Workspace
+    from graspcl.workspace.learning import Learnt
+    from graspcl.workspace.overview import Status
+
+Shop = Annotated[Path, Parameter(help="Folder of the workspace.")]
+Budget = Annotated[str | None, Parameter(help="Time to spend, such as 90s, 2min or 1h.")]
+Updates = Annotated[AtLeastOne | None, Parameter(help="Number of mini-batches to train on.")]
+Text = Annotated[str | None, Parameter(help="Column of the texts in a table; by default found by its name.")]
+Label = Annotated[str | None, Parameter(help="Column of the classes in a table; by default found by its name.")]
+Wait = Annotated[
+    float, Parameter(help="Seconds to wait for another process that changes it.", validator=validators.Number(gte=0))
+]
+_SHOWN = 30  # classes or problems that are listed
+
+
+def new(
+    workspace: Shop, data: str, /, *, backbone: str | None = None, memory: str | None = None,
+    pixels: AtLeastOne | None = None, budget: Budget = None, updates: Updates = None, text: Text = None,
+    label: Label = None, seed: int = 0,
+) -> None:  # fmt: skip
+    """Make a classifier from labelled images or texts.
+
+    Parameters
+    ----------
+    data
+        Folder or zip file with one folder of images per class, or a table of texts (CSV, TSV, JSONL, Parquet).
+    backbone
+        Network (`graspcl list networks`), or folder of a text encoder.
+    memory
+        Largest size of the stored samples, such as 500MB.
+    pixels
+        Side of the square that images are cut and resized to.
+    seed
+        Seed of all random choices.
+    """
+    from rich.console import Console
+
+    from graspcl.cli.progress import Bars
+    from graspcl.workspace import Workspace
+    from graspcl.workspace.making import MEMORY
+
+    with Bars(Console()) as bars:
+        made = Workspace.new(
+            workspace, data, backbone=backbone, memory=memory or MEMORY, pixels=pixels, text=text, label=label,
+            budget=budget, updates=updates, seed=seed, progress=bars,
+        )  # fmt: skip
+    if made.made is not None:
+        _tell(made.made)
+    print(f"made {workspace}: graspcl predict {workspace} FILE, or graspcl learn {workspace} FOLDER with new samples")
+
+
+def learn(
+    workspace: Shop, data: str, /, *, accept: bool = False, budget: Budget = None, updates: Updates = None,
+    text: Text = None, label: Label = None, wait: Wait = 0.0,
+) -> None:  # fmt: skip
+    """Learn new samples of old or new classes.
+
+    By default it makes a pass over the memory, and more while held-out accuracy rises.
+
+    Parameters
+    ----------
+    data
+        Folder of class folders, or a table of texts.
+    accept
+        Commit even if a class falls beyond chance.
+    """
+    from graspcl.workspace.learning import Refused
+
+    with _opened(workspace, wait) as shop:
+        try:
+            result = shop.learn(data, accept=accept, budget=budget, updates=updates, text=text, label=label)
+        except Refused as error:
+            _tell(error.result)
+            raise
+    _tell(result)
+    if not result.samples:
+        print("there is nothing new; nothing was changed")
+
+
+def evaluate(workspace: Shop, data: str, /, *, text: Text = None, label: Label = None) -> None:
+    """Test a workspace on samples whose classes are known.
+
+    Parameters
+    ----------
+    data
+        Folder of class folders, or a table of texts. If it has test samples of its own, these are used.
+    """
+    with _opened(workspace) as shop:
+        found = shop.evaluate(data, text=text, label=label)
+    _list("problem", found.problems)
+    table = _table("class", "correct", "samples", "accuracy")
+    for name, tally in _first(found.classes.items()):
+        table.add_row(shown(name), str(tally.right), str(tally.number), f"{tally.points:.1f} %")
+    _print(table)
+    for true, taken, number in found.confused[:10]:
+        print(f"{shown(true)} is taken for {shown(taken)}: {number} times")
+    print(f"accuracy {found.overall.points:.1f} % ({found.overall.right} of {found.overall.number})")
+    print(f"expected calibration error {100 * found.calibration_error:.1f} points")
+    print(f"called unknown although known: {found.unknown}")
+    if found.foreign.number:
+        auroc = "" if found.auroc is None else f", AUROC {found.auroc:.3f}"
+        print(f"samples of classes that were not learned, called unknown: {found.foreign}{auroc}")
+
+
+def status(workspace: Shop, /) -> None:
+    """Show classes, memory, history and warnings of a workspace."""
+    from graspcl.workspace import Workspace
+
+    found = Workspace.open(workspace).status()
+    for rows, titles in ((_first(_class_rows(found)), _CLASSES), (_change_rows(found), _CHANGES)):
+        table = _table(*titles)
+        for row in rows:
+            table.add_row(*row)
+        _print(table)
+    for line in _facts(found):
+        print(line)
+    _list("warning", found.warnings)
+
+
+def write_report(workspace: Path, output: Path) -> None:
+    """Write the page of a workspace."""
+    from graspcl.report.workspace import write_workspace
+    from graspcl.workspace import Workspace
+
+    found = Workspace.open(workspace).status()
+    try:
+        write_workspace(
+            output, shown(workspace.resolve().name), _facts(found), [shown(line) for line in found.warnings],
+            found.history, _change_rows(found), _class_rows(found),
+        )  # fmt: skip
+    except OSError as error:
+        raise GraspError(f"the report cannot be written to {output}: {error.strerror}") from error
+    print(f"wrote {output}: {len(found.history)} changes of {workspace}")
+
+
+def undo(workspace: Shop, /, *, wait: Wait = 0.0) -> None:
+    """Take the last change of a workspace back."""
+    from graspcl.workspace import Workspace
+
+    print(f"undone: {_said(Workspace.open(workspace, wait).undo())}")
+
+
+def forget(workspace: Shop, /, *classes: str, ids: Path | None = None, wait: Wait = 0.0) -> None:
+    """Forget classes or single samples for good.
+
+    Earlier versions are removed as well, so this cannot be undone.
+
+    Parameters
+    ----------
+    classes
+        Names of classes.
+    ids
+        File with one sample per line: its id of 16 digits, the path of an image, or a text.
+    """
+    with _opened(workspace, wait) as shop:
+        told = shop.forget(*classes, ids=_ids(shop, ids) if ids is not None else ())
+    names = f" and the classes {', '.join(map(shown, told['forgot']))}" if told["forgot"] else ""
+    print(f"forgot {told['samples']} samples{names}; earlier versions are gone")
+
+
+def rename(workspace: Shop, old: str, new: str, /, *, wait: Wait = 0.0) -> None:
+    """Give a class another name."""
+    from graspcl.workspace import Workspace
+
+    Workspace.open(workspace, wait).rename(old, new)
+    print(f"{shown(old)} is now called {shown(new)}")
+
+
+def merge(workspace: Shop, source: str, into: str, /, *, wait: Wait = 0.0) -> None:
+    """Make all samples of one class samples of another."""
+    with _opened(workspace, wait) as shop:
+        told = shop.merge(source, into)
+    print(f"{told['samples']} samples of {shown(source)} are now samples of {shown(into)}")
+
+
+def verify(workspace: Shop, /) -> None:
+    """Check every file of a workspace."""
+    from graspcl.workspace import Workspace
+
+    problems = Workspace.open(workspace).verify()
+    _list("problem", problems)
+    if problems:
+        raise GraspError(f"{workspace} is damaged; its last sound version can still predict")
+    print(f"{workspace} is sound")
+
+
+def export(workspace: Shop, file: Path, /) -> None:
+    """Write the classifier to one file for other programs.
+
+    Parameters
+    ----------
+    file
+        Name of the file. It ends in .onnx or .safetensors.
+    """
+    from graspcl.workspace import Workspace
+
+    difference = Workspace.open(workspace).export(file)
+    compared = "" if difference is None else f"; onnxruntime's probabilities differ by at most {difference:.1g}"
+    print(f"wrote {file}: {file.stat().st_size / 1e6:.1f} MB{compared}")
+
+
+# -- what several commands share ---------------------------------------------------------------------------------------
+
+
+class _opened:
+    """Opens a workspace, and shows the progress of what is done with it."""
+
+    def __init__(self, folder: Path, wait: float = 0.0) -> None:
+        from rich.console import Console
+
+        from graspcl.cli.progress import Bars
+
+        self.folder, self.wait, self.bars = folder, wait, Bars(Console(stderr=True))
+
+    def __enter__(self) -> Workspace:
+        from graspcl.workspace import Workspace
+
+        shop = Workspace.open(self.folder, self.wait, self.bars)
+        self.bars.__enter__()
+        return shop
+
+    def __exit__(self, *error: object) -> None:
+        self.bars.__exit__(*error)
+
+
+def _tell(result: Learnt) -> None:
+    """Print what a `learn` did: samples, and per class what was gained and lost."""
+    _list("problem", result.problems)
+    _list("contradiction", result.contradictions)
+    table = _table("class", "new samples", "held out", "correct before", "now")
+    for name, change in _first(sorted(result.changed.items(), key=lambda one: one[1].points)):
+        cells = (f"{change.before.points:.0f} %", f"{change.after.points:.0f} %")
+        table.add_row(shown(name), str(result.added.get(name, 0)), str(change.after.number), *cells)
+    for name, tally in _first(result.new.items()):
+        table.add_row(shown(name), str(result.added.get(name, 0)), str(tally.number), "new", f"{tally.points:.0f} %")
+    _print(table)
+    left_out = f"{result.duplicates} duplicates and {len(result.contradictions)} contradictions left out"
+    print(f"{result.samples} new samples, {result.held} of them held out; {left_out}")
+    print(f"{result.trained.updates} updates in {result.seconds:.0f} s: {result.trained.reason}")
+    before = f", earlier classes {result.before} before and {result.after} now" if result.before.number else ""
+    print(f"held-out accuracy {result.overall}{before}")
+    _list("warning", result.confused)
+
+
+_CLASSES = ("class", "seen", "stored", "held out", "correct")
+_CHANGES = ("change", "what", "held-out accuracy")
+
+
+def _class_rows(found: Status) -> list[tuple[str, ...]]:
+    return [
+        (shown(one.name), str(one.seen), str(one.stored), str(one.held.number),
+         f"{one.held.points:.0f} %" if one.held.number else "–")
+        for one in found.classes
+    ]  # fmt: skip
+
+
+def _change_rows(found: Status) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for number, entry in enumerate(found.history):
+        right, held = entry["accuracy"]
+        rows.append((str(number), _said(entry), f"{100 * right / held:.1f} % of {held}" if held else "–"))
+    return rows
+
+
+def _facts(found: Status) -> list[str]:
+    """Return sentences about a workspace."""
+    stored, seen = (sum(getattr(one, part) for one in found.classes) for part in ("stored", "seen"))
+    told, size = found.calibration, f"{found.bytes / 1e6:,.1f} MB on disk"
+    auroc = "too few held-out samples" if told.auroc is None else f"AUROC {told.auroc:.3f} with classes left out"
+    facts = [
+        f"{len(found.classes)} classes, {seen:,} samples seen, {stored:,} stored; {size}",
+        f"network {found.network}, codec {found.codec}, memory at most {found.memory}",
+        f"held-out accuracy {found.overall}; temperature {told.temperature:.2f}; unknown: {auroc}",
+        f"{found.undoable} of these changes can be undone",
+    ]
+    if found.drift is not None and not found.drift.found:
+        look = f"look like what was learned (distance {found.drift.distance:.2f})"
+        facts.append(f"the last {found.drift.number} inputs {look}")
+    return facts
+
+
+def _said(entry: dict[str, Any]) -> str:
+    """Return an entry of the history in words."""
+    verb = entry["verb"]
+    if verb in ("new", "learn"):
+        return f"{verb}: {entry['samples']} samples of {len(entry['added'])} classes from {shown(str(entry['source']))}"
+    if verb == "forget":
+        return f"forget: {entry['samples']} samples{''.join(f', class {shown(name)}' for name in entry['forgot'])}"
+    if verb == "rename":
+        return f"rename: {shown(entry['renamed'])} to {shown(entry['to'])}"
+    return f"merge: {shown(entry['merged'])} into {shown(entry['into'])}"
+
+
+def shown(name: str) -> str:
+    """Return a name in one line, without characters that change the terminal.
+
+    >>> shown("a\\nb")
+    'a\\\\nb'
+    """
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in name)
+
+
+def _ids(shop: Workspace, file: Path) -> list[int]:
+    """Return the ids of the samples in a file, one per line."""
+    from graspcl.files import read_regular
+
+    lines = [line for line in read_regular(file).decode("utf-8", "replace").splitlines() if line.strip()]
+    known = [len(line) == 16 and set(line) <= set("0123456789abcdef") for line in lines]
+    contents = [line for line, is_id in zip(lines, known, strict=True) if not is_id]
+    found = shop.ids(contents).tolist() if contents else []
+    if -1 in found:
+        raise GraspError(
+            f"{file}: this is neither an id nor a sample that can be read: {contents[found.index(-1)][:80]}"
+        )
+    return [int(line, 16) for line, is_id in zip(lines, known, strict=True) if is_id] + found
+
+
+def _list(what: str, lines: Sequence[str]) -> None:
+    for line in lines[:_SHOWN]:
+        print(f"{what}: {shown(line)}")
+    if len(lines) > _SHOWN:
+        print(f"and {len(lines) - _SHOWN:,} more of these")
+
+
+def _first(rows: Iterable[Any]) -> list[Any]:
+    """Return the rows of a table that are shown, and say how many there are more."""
+    found = list(rows)
+    if len(found) > _SHOWN:
+        print(f"{len(found)} classes, of which {_SHOWN} are shown")
+    return found[:_SHOWN]
+
+
+def _table(first: str, *others: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column(first, overflow="fold")
+    for title in others:
+        table.add_column(title, justify="right" if title != "what" else "left")
+    return table
+
+
+def _print(table: Table) -> None:
+    from rich.console import Console
+
+    if table.row_count:
+        Console(markup=False, highlight=False).print(table)

@@ -1,0 +1,167 @@
+"""Samples that arrive: read, told apart by their content, and encoded chunk by chunk."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import xxhash
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from graspcl.checks import Array
+from graspcl.data import Samples, find_columns
+from graspcl.data.sources import check_source, data_sources, source_name
+from graspcl.errors import GraspError
+from graspcl.experiment.prediction import Inputs
+from graspcl.experiment.prepare import open_data
+from graspcl.progress import Progress
+from graspcl.settings.config import Config
+from graspcl.settings.read import replaced
+
+_READ = 64  # samples that are decoded at a time
+_CHUNK = 1024  # samples that are handed on at a time
+
+
+def open_labelled(config: Config, path: str, text: str | None = None, label: str | None = None) -> Samples[Any]:
+    """Open samples with classes as a workspace with these settings reads them.
+
+    Args:
+        path: what `--data` of a run takes: class folders of images, a table of texts, or the name of a source.
+        text: column of the texts in a table; by default it is found by its name.
+        label: column of the classes.
+    """
+    settings: dict[str, Any] = {"data.path": path}
+    check_source(replaced(config, settings).data, config.reads, "the workspace")
+    if "text" in data_sources.parameters(source_name(path, config.reads)):
+        with naming_options():
+            settings["data.text"], settings["data.label"] = find_columns(path, text, label)
+    return open_data(replaced(config, settings))[0]
+
+
+@contextlib.contextmanager
+def naming_options() -> Iterator[None]:
+    """Let errors about the columns of a table name the options of a workspace, not those of a run."""
+    try:
+        yield
+    except GraspError as error:
+        if "--data." not in str(error):
+            raise
+        raise GraspError(re.sub(r"--data\.(text|label|pixels)", r"--\1", str(error))) from error
+
+
+class Given(Samples[Tensor]):
+    """Samples from Python: inputs as `Workspace.predict` takes them, and a class name for each."""
+
+    def __init__(self, inputs: Inputs, contents: list[Any] | Tensor, names: Sequence[str]) -> None:
+        names = list(names)
+        if wrong := [name for name in names if not isinstance(name, str)]:
+            raise GraspError(f"labels are the names of classes, as text, got {wrong[0]!r}; write str(label)")
+        if len(names) != len(contents):
+            raise GraspError(f"there must be one label per sample, got {len(names)} labels and {len(contents)} samples")
+        self._inputs, self._contents = inputs, contents
+        classes = sorted(set(names))
+        row_of = {name: row for row, name in enumerate(classes)}
+        labels, everything = np.array([row_of[name] for name in names], np.int64), np.arange(len(names))
+        super().__init__("the samples", "", classes, labels, everything, everything, everything[:0])
+
+    def read(self, indices: ArrayLike) -> Tensor:
+        found, _, problems = self.read_some(indices)
+        if problems:
+            raise GraspError(problems[0])
+        return found
+
+    def read_some(self, indices: ArrayLike) -> tuple[Tensor, Any, list[str]]:
+        rows = self.check(indices)
+        part = self._contents[torch.from_numpy(rows)] if isinstance(self._contents, Tensor) else [
+            self._contents[row] for row in rows.tolist()
+        ]  # fmt: skip
+        return self._inputs.read(part)
+
+
+def content_ids(inputs: Tensor) -> Array:
+    """Return a 63-bit hash of what the network sees of each sample [n]: pixels, token ids or numbers.
+
+    >>> one, same, other = content_ids(torch.tensor([[1.0, 2.0], [1.0, 2.0], [1.0, 3.0]])).tolist()
+    >>> one == same, one == other
+    (True, False)
+    """
+    if not len(inputs):
+        return np.empty(0, np.int64)
+    rows = np.ascontiguousarray(inputs.numpy(force=True)).reshape(len(inputs), -1).view(np.uint8)
+    return np.array([xxhash.xxh3_64_intdigest(row.data) >> 1 for row in rows], np.int64)
+
+
+class Chunk(NamedTuple):
+    """New samples: their ids [n], the names of their classes, and what the network takes [n, …]."""
+
+    ids: Array
+    names: list[str]
+    inputs: Tensor
+
+
+@dataclass
+class Arrivals:
+    """Reads `rows` [n] of `samples` and yields what is new.
+
+    A sample whose content is in `known`, by id, is counted and not yielded; if it has another class there, it is one of
+    the `contradictions`.
+    """
+
+    samples: Samples[Any]
+    rows: Array
+    known: dict[int, str]
+    duplicates: int = 0
+    contradictions: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)  # of new samples by class
+
+    def chunks(self, progress: Progress) -> Iterator[Chunk]:
+        """Yield new samples, 1,024 at a time or fewer."""
+        waiting: list[Chunk] = []
+        with progress.task(f"reading {self.samples.name}", len(self.rows)) as advance:
+            for begin in range(0, len(self.rows), _READ):
+                rows = self.rows[begin : begin + _READ]
+                waiting.append(self._new(rows))
+                if sum(len(one.ids) for one in waiting) >= _CHUNK or begin + _READ >= len(self.rows):
+                    found = Chunk(
+                        np.concatenate([one.ids for one in waiting]),
+                        [name for one in waiting for name in one.names],
+                        torch.cat([one.inputs for one in waiting if len(one.ids)] or [waiting[0].inputs]),
+                    )
+                    waiting = []
+                    if len(found.ids):
+                        yield found
+                advance(len(rows))
+
+    def _new(self, rows: Array) -> Chunk:
+        inputs, kept, problems = self.samples.read_some(rows)
+        self.problems += problems
+        names = [self.samples.classes[label] for label in self.samples.labels[rows[kept]].tolist()]
+        ids, new = content_ids(inputs), []
+        for place, (one, name) in enumerate(zip(ids.tolist(), names, strict=True)):
+            there = self.known.get(one)
+            if there is None:
+                self.known[one] = name
+                self.counts[name] += 1
+                new.append(place)
+            elif there == name:
+                self.duplicates += 1
+            else:
+                where = self._where(int(rows[kept[place]]))
+                self.contradictions.append(f"{where} is given as {name!r}, but is stored as {there!r}: left out")
+        return Chunk(ids[new], [names[place] for place in new], inputs[new])
+
+    def _where(self, row: int) -> str:
+        """Name a sample for a message: by its file, or by its number."""
+        try:
+            stored = self.samples.encoded_some([row])[0][0]
+        except (GraspError, IndexError):
+            stored = b""
+        return stored if isinstance(stored, str) else f"sample {row + 1} of {self.samples.name}"

@@ -1,0 +1,92 @@
+"""Changes of classes: forget, rename and merge."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from graspcl.checks import Array
+from graspcl.errors import GraspError
+from graspcl.learner import Aligned
+from graspcl.policy import policies
+from graspcl.workspace.version import Version
+
+
+def forget(version: Version, names: Iterable[str] = (), ids: Array | None = None) -> dict[str, Any]:
+    """Remove classes, and samples by id, from everything that a version knows; return what the history tells.
+
+    A class all of whose stored samples go is removed as well. The head is solved again from the samples that stay.
+    """
+    labels = [version.label_of(name) for name in names]
+    wanted = np.empty(0, np.int64) if ids is None else ids
+    buffer, held = version.buffer, version.held
+    gone = np.isin(buffer.labels, labels) | np.isin(buffer.ids, wanted)
+    apart = np.isin(held.labels, labels) | np.isin(held.ids, wanted)
+    if not gone.any() and not apart.any() and not labels:
+        raise GraspError("none of these samples is stored; nothing was changed")
+    emptied = set(buffer.classes.tolist()) - set(buffer.labels[~gone].tolist())
+    labels = [label for label in version.names if label in labels or label in emptied]
+    _check_left(version, labels)
+    removed = Counter(np.concatenate([buffer.labels[gone], held.labels[apart]]).tolist())
+    buffer.remove(np.flatnonzero(gone))
+    version.held = held.part(~apart & ~np.isin(held.labels, labels))
+    for label, number in removed.items():
+        version.seen[label] -= number
+    forgotten = [_drop(version, label) for label in labels]
+    _solve_again(version)
+    for entry in version.history:
+        _without(entry, forgotten)
+    return {"forgot": forgotten, "samples": sum(removed.values())}
+
+
+def merge(version: Version, source: str, target: str) -> dict[str, Any]:
+    """Make all samples of the class `source` samples of `target`; return what the history tells."""
+    old, new = version.label_of(source), version.label_of(target)
+    if old == new:
+        raise GraspError(f"a class cannot be merged with itself: {source!r}")
+    _check_left(version, [old])
+    slots = np.array(version.buffer.slots_of(old), np.int64)
+    version.buffer.overwrite(slots, np.full(len(slots), new))
+    version.held.labels[version.held.labels == old] = new
+    version.seen[new] = version.seen.get(new, 0) + version.seen.get(old, 0)
+    _drop(version, old)
+    _solve_again(version)
+    return {"merged": source, "into": target, "samples": len(slots)}
+
+
+def rename_in(entries: list[dict[str, Any]], old: str, new: str) -> None:
+    """Write a new name of a class into the history, so that its accuracies are found under one name."""
+    for entry in entries:
+        for part in ("classes", "changed", "added"):
+            if old in entry.get(part, {}):
+                entry[part][new] = entry[part].pop(old)
+
+
+def _check_left(version: Version, labels: list[int]) -> None:
+    if len(version.names) - len(labels) < 2:
+        raise GraspError("at least two classes must be left; nothing was changed")
+
+
+def _drop(version: Version, label: int) -> str:
+    version.seen.pop(label, None)
+    return version.names.pop(label)
+
+
+def _solve_again(version: Version) -> None:
+    learner, policy = version.learner, version.config.policy
+    if not isinstance(learner, Aligned):
+        raise GraspError(f"the learner {learner.name} cannot forget; make the workspace with the learner aligned")
+    learner.policy = policies.create(policy.name, **policy.parameters)  # its plans name samples
+    learner.relearn([label for label in learner.classes if label in version.names])
+
+
+def _without(entry: dict[str, Any], names: list[str]) -> None:
+    """Remove classes from an entry of the history."""
+    for name in names:
+        for part in ("classes", "changed", "added"):
+            entry.get(part, {}).pop(name, None)
+        for part in ("fallen", "confused"):
+            entry[part] = [one for one in entry.get(part, []) if name != one and repr(name) not in one]

@@ -1,0 +1,195 @@
+"""Export a classifier as one file: ONNX for other programs, or safetensors.
+
+An ONNX file takes what the network takes and does the rest: normalisation, network, head and temperature. What comes
+before, such as decoding a picture or splitting a text into tokens, is not part of ONNX; the metadata describe it.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import tempfile
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from graspcl.errors import GraspError, MissingExtra, require
+from graspcl.images import margin
+from graspcl.model import SplitNetwork
+from graspcl.model.execution import Execution
+from graspcl.pretrain import save_weights
+from graspcl.state import write_whole
+
+FORMAT = 1  # of the metadata
+TOLERANCE = 1e-4  # by how much probabilities of onnxruntime may differ
+_INPUTS = {"images": "images", "vectors": "vectors", "texts": "ids"}
+_OUTPUTS = ("probabilities", "score", "unknown")
+
+
+@dataclass(frozen=True)
+class Exportable:
+    """What a file holds.
+
+    Args:
+        network: the network; its head has one row per class.
+        classes: their names, in the order of the rows.
+        reads: what the network takes.
+        shape: of one input: (3, pixels, pixels), (dim,) or (most tokens,).
+        temperature: divides the logits before the softmax.
+        threshold: a sample whose score, the logarithm of the sum of exp(logits), is below it is unknown.
+        about: more for the metadata, plain JSON.
+    """
+
+    network: SplitNetwork
+    classes: Sequence[str]
+    reads: Literal["images", "vectors", "texts"]
+    shape: tuple[int, ...]
+    temperature: float = 1.0
+    threshold: float = -math.inf
+    about: Mapping[str, Any] | None = None
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What the file says about itself, plain JSON."""
+        return {
+            "graspcl": FORMAT, "classes": list(self.classes), "reads": self.reads, "shape": list(self.shape),
+            "temperature": self.temperature,
+            "threshold": self.threshold if math.isfinite(self.threshold) else None,
+            **({"pad": _vocabulary(self.network)[1]} if self.reads == "texts" else {}), **(self.about or {}),
+        }  # fmt: skip
+
+
+def image_steps(pixels: int, whole: bool = False) -> dict[str, Any]:
+    """Return how a picture becomes an input, as metadata: what `graspcl.images` does before the network.
+
+    >>> image_steps(224)["resize_shorter_side"]
+    256
+    """
+    return {
+        "input": f"uint8 [n, 3, {pixels}, {pixels}], RGB, 0..255; the file itself normalises",
+        "resize_shorter_side": pixels if whole else margin(pixels),
+        "resize": "bicubic" if whole else "bilinear, with antialiasing; a picture is not enlarged for the margin",
+        "crop_centre": pixels,
+    }
+
+
+def export(path: str | Path, what: Exportable) -> float | None:
+    """Write a classifier to `path`, whole or not at all.
+
+    Args:
+        path: FILE.onnx or FILE.safetensors.
+        what: the classifier.
+
+    Returns:
+        The largest difference between the probabilities of onnxruntime and ours, for random inputs. None if it is not
+        installed, and for safetensors.
+
+    Raises:
+        GraspError: the kind of file is not known, an extra is missing, the network cannot be exported, its
+            predictions differ, or the disk is full.
+
+    An ONNX file has one input, `images` (uint8), `vectors` (float32) or `ids` (int64, padded as the tokenizer does), of
+    any number of samples. Its outputs are `probabilities` [n, classes], `score` [n] and `unknown` [n].
+    """
+    path = Path(path)
+    if path.suffix not in (".onnx", ".safetensors"):
+        raise GraspError(
+            f"export writes .onnx or .safetensors; choose one of them as the file's ending, got {path.name}"
+        )
+    if len(what.classes) != what.network.head.classes:
+        raise GraspError(f"the head has {what.network.head.classes} rows, but there are {len(what.classes)} classes")
+    if path.suffix == ".safetensors":
+        save_weights(what.network, path, settings=what.metadata)
+        return None
+    content = _onnx(what)
+    difference = _difference(content, what)
+    if difference is not None and not difference <= TOLERANCE:
+        raise GraspError(
+            f"onnxruntime predicts otherwise: probabilities differ by {difference:.2g}; nothing is written"
+        )
+    try:
+        write_whole(path, lambda file: file.write(content))
+    except OSError as error:
+        raise GraspError(f"{path} cannot be written: {error.strerror}") from error
+    return difference
+
+
+class _Whole(nn.Module):
+    """From inputs to calibrated probabilities, scores and which samples are unknown."""
+
+    def __init__(self, what: Exportable) -> None:
+        super().__init__()
+        self.network = copy.deepcopy(what.network).cpu()
+        self.network.execute(Execution(device="cpu"))  # float32, not compiled
+        self.temperature, self.threshold = what.temperature, what.threshold
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        logits = self.network(self.network.encode(x)).logits
+        score = logits.logsumexp(1)
+        return (logits / self.temperature).softmax(1), score, score < self.threshold
+
+
+def _onnx(what: Exportable) -> bytes:
+    """Return the file as bytes."""
+    onnx = require("onnx", "onnx")
+    name, axes = _INPUTS[what.reads], {0: "n"} if what.reads != "texts" else {0: "n", 1: "tokens"}
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "model.onnx"
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")  # about checks of inputs, which are not part of the file
+            try:
+                # The newer exporter needs one more package, and here took ten times as long for the same result.
+                torch.onnx.export(
+                    _Whole(what).eval(), (_example(what, 2),), file, dynamo=False, input_names=[name],
+                    output_names=[*_OUTPUTS], dynamic_axes={name: axes, **{key: {0: "n"} for key in _OUTPUTS}},
+                )  # fmt: skip
+            except Exception as error:  # torch raises many kinds
+                raise GraspError(f"this network cannot be exported to ONNX: {error}") from error
+        model = onnx.load(str(file))
+    for key, value in what.metadata.items():
+        entry = model.metadata_props.add()
+        entry.key, entry.value = key, json.dumps(value, ensure_ascii=False)
+    onnx.checker.check_model(model)
+    content: bytes = model.SerializeToString()
+    return content
+
+
+def _example(what: Exportable, number: int) -> Tensor:
+    """Return random inputs."""
+    generator = torch.Generator().manual_seed(number)
+    shape = (number, *what.shape)
+    if what.reads == "vectors":
+        return torch.randn(shape, generator=generator)
+    if what.reads == "images":
+        return torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+    tokens, pad = _vocabulary(what.network)
+    ids = torch.randint(0, tokens, shape, generator=generator)
+    lengths = torch.randint(1, what.shape[0] + 1, (number, 1), generator=generator)
+    return ids.where(torch.arange(what.shape[0]) < lengths, pad)
+
+
+def _vocabulary(network: SplitNetwork) -> tuple[int, int]:
+    """Return the number of token ids of a network for texts, and which of them is padding."""
+    frozen: Any = network.frozen
+    return int(frozen.tokens), int(frozen.pad)
+
+
+def _difference(content: bytes, what: Exportable) -> float | None:
+    """Return by how much the probabilities of random inputs differ in onnxruntime."""
+    try:
+        runtime = require("onnxruntime", "onnx")
+    except MissingExtra:
+        return None
+    session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    inputs = _example(what, 5)
+    with torch.no_grad():
+        expected = _Whole(what).eval()(inputs)[0].numpy()
+    (found,) = session.run(["probabilities"], {_INPUTS[what.reads]: inputs.numpy()})
+    return float(np.abs(found - expected).max())

@@ -1,0 +1,136 @@
+"""The change `learn`: take in new samples, train, and see what each class gained and lost."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from graspcl.buffer import Codes
+from graspcl.checks import Array
+from graspcl.data import Samples
+from graspcl.errors import GraspError
+from graspcl.progress import Progress
+from graspcl.workspace.arriving import Arrivals
+from graspcl.workspace.judging import Change, Tally, changes, fallen, hold_out, tallies
+from graspcl.workspace.training import Effort, Trained, train
+from graspcl.workspace.version import Version
+
+_ENCODED = 64  # samples that pass through the frozen part at a time
+_CONFUSED = 0.2  # share of a class that a new one takes, from which on it is told
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """What a `learn` did, by class name where it concerns classes."""
+
+    added: dict[str, int]  # new samples by class, held-out ones among them
+    held: int  # how many of them are held out
+    duplicates: int
+    contradictions: list[str]
+    problems: list[str]
+    trained: Trained
+    changed: dict[str, Change]  # classes that had held-out samples before
+    new: dict[str, Tally]  # classes that had none
+    before: Tally  # held-out samples that existed before
+    after: Tally  # the same samples now
+    overall: Tally  # all held-out samples now
+    fallen: list[str]  # classes that fell beyond chance
+    confused: list[str]  # earlier classes that are taken for new ones
+    seconds: float
+
+    @property
+    def samples(self) -> int:
+        """Number of new samples."""
+        return sum(self.added.values())
+
+
+class Refused(GraspError):
+    """A change was not committed, since a class would fall beyond chance. `result` is what it would have done."""
+
+    def __init__(self, message: str, result: Learnt) -> None:
+        super().__init__(message)
+        self.result = result
+
+
+def learn(version: Version, samples: Samples[Any], rows: Array, effort: Effort, progress: Progress) -> Learnt:
+    """Take the samples at `rows` [n] into a version and train it. Nothing is written."""
+    began, old, known = time.monotonic(), version.held, set(version.names)
+    before = version.right()
+    arrivals = Arrivals(samples, rows, version.known())
+    for chunk in arrivals.chunks(progress):
+        parts = [version.learner.encode(part) for part in chunk.inputs.split(_ENCODED)]
+        _take(version, chunk.ids, chunk.names, torch.cat([torch.as_tensor(part) for part in parts]))
+    if len(version.names) < 2:
+        raise GraspError(f"a classifier needs at least two classes, and {samples.name} has {len(version.names)}")
+    held = len(version.held) - len(old)
+    trained = Trained(0, 0.0, "there is nothing new")
+    if arrivals.counts:
+        accuracy, batch_size = lambda: float(version.right().sum()) / max(1, len(version.held)), _batch(version)
+        trained = train(version.learner, accuracy, len(version.held), effort, batch_size, began, progress)
+    predicted = version.predicted()
+    right = predicted == version.held.labels
+    after = right[: len(old)]
+    found = changes(before, after, old.labels)
+    tally = tallies(right, version.held.labels)
+    names = version.names
+    return Learnt(
+        dict(arrivals.counts), held, arrivals.duplicates, arrivals.contradictions,
+        [*samples.problems, *arrivals.problems], trained,
+        {names[label]: one for label, one in found.items()},
+        {names[label]: one for label, one in tally.items() if label not in found},
+        Tally(int(before.sum()), len(old)), Tally(int(after.sum()), len(old)), Tally(int(right.sum()), len(right)),
+        [names[label] for label in fallen(found)], _confused(version, predicted[: len(old)], old.labels, known),
+        time.monotonic() - began,
+    )  # fmt: skip
+
+
+def _confused(version: Version, predicted: Array, labels: Array, known: set[int]) -> list[str]:
+    """Return which earlier classes are now taken for a new one, in words."""
+    pairs = Counter(zip(labels.tolist(), predicted.tolist(), strict=True))
+    sizes, names = Counter(labels.tolist()), version.names
+    return [
+        f"{names[true]!r} is confused with the new class {names[taken]!r}: {number} of {sizes[true]} held-out samples"
+        for (true, taken), number in pairs.items()
+        if taken not in known and number >= 2 and number >= _CONFUSED * sizes[true]
+    ]
+
+
+def _take(version: Version, ids: Array, names: list[str], codes: Codes) -> None:
+    """Store new samples, and hold some of them out."""
+    labels = version.labels_of(names)
+    apart = hold_out(ids, labels, version.seen, Counter(version.held.labels.tolist()))
+    for label, number in Counter(labels.tolist()).items():
+        version.seen[label] = version.seen.get(label, 0) + number
+    kept = torch.from_numpy(~apart)
+    version.learner.observe_codes(codes[kept], labels[~apart], ids[~apart])
+    version.held = version.held.with_samples(ids[apart], labels[apart], torch.as_tensor(codes)[~kept].numpy())
+
+
+def _batch(version: Version) -> int:
+    """Return the size of mini-batches: that of the settings, or less if there are few samples."""
+    return min(version.config.budget.batch_size, max(1, len(version.buffer)))
+
+
+def summary_of(result: Learnt, source: str) -> dict[str, Any]:
+    """Return what the history tells about a `learn`."""
+    return {
+        "samples": result.samples, "held": result.held, "duplicates": result.duplicates,
+        "contradictions": len(result.contradictions), "added": result.added, "updates": result.trained.updates,
+        "seconds": round(result.seconds, 1), "source": source, "fallen": result.fallen, "confused": result.confused,
+        "changed": {name: [list(one.before), list(one.after)] for name, one in result.changed.items()},
+    }  # fmt: skip
+
+
+def refusal(result: Learnt) -> str:
+    """Return why a change is refused; empty if it is not."""
+    if not result.fallen:
+        return ""
+    name = min(result.fallen, key=lambda one: result.changed[one].points)
+    worst = result.changed[name]
+    more = f" and {len(result.fallen) - 1} more classes" if len(result.fallen) > 1 else ""
+    fell = f"{name!r} would fall from {worst.before} to {worst.after} of its held-out samples (p = {worst.chance:.2g})"
+    return f"nothing was changed: {fell}{more}; look at the new samples, or use --accept"

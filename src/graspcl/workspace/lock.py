@@ -1,0 +1,71 @@
+"""The lock of a workspace: one process writes, and the others are told which one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import time
+from pathlib import Path
+from typing import IO
+
+from graspcl.errors import GraspError
+
+_PAUSE = 0.1  # seconds between two attempts
+
+
+def hold(file: Path, wait: float = 0.0) -> IO[str]:
+    """Hold the lock `file` until the returned file is closed; the lock of a dead process is free.
+
+    Args:
+        file: the lock, created if there is none.
+        wait: how many seconds to wait for the process that holds it.
+
+    Raises:
+        GraspError: another process holds it, or the folder cannot be written.
+    """
+    folder = file.parent
+    try:
+        opened = open(file, "a+", encoding="utf-8", errors="replace")  # noqa: SIM115  (closed by the caller)
+    except OSError as error:
+        raise GraspError(f"the workspace {folder} cannot be written: {error.strerror}") from error
+    try:
+        until = time.monotonic() + wait
+        while not _taken(opened):
+            if time.monotonic() >= until:
+                raise GraspError(
+                    f"the workspace {folder} is being written by {_holder(opened)}; let it finish, or wait for it "
+                    "(--wait SECONDS)"
+                )
+            time.sleep(_PAUSE)
+        with contextlib.suppress(OSError):  # a full disk: the lock is held all the same
+            opened.truncate(0)
+            opened.write(json.dumps({"pid": os.getpid(), "host": platform.node(), "since": time.strftime("%H:%M:%S")}))
+            opened.flush()
+    except BaseException:
+        opened.close()
+        raise
+    return opened
+
+
+def _taken(opened: IO[str]) -> bool:
+    try:
+        import fcntl
+
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):  # no locks on this system or disk: each transaction still checks what it changes
+        return True
+    return True
+
+
+def _holder(opened: IO[str]) -> str:
+    """Return who holds the lock, as far as its file tells."""
+    try:
+        opened.seek(0)
+        found = json.loads(opened.read(1000))
+        return f"process {int(found['pid'])} on {found['host']!s} (since {found['since']!s})"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"

@@ -1,0 +1,142 @@
+"""What is said about a workspace: its classes, its history, warnings, and whether recent inputs look unfamiliar."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graspcl.checks import Array
+from graspcl.integrity import Damaged, read_object, seal_object
+from graspcl.settings.read import from_plain
+from graspcl.state import write_whole
+from graspcl.workspace.calibration import Calibration
+from graspcl.workspace.judging import Tally
+from graspcl.workspace.store import Store
+from graspcl.workspace.version import class_names, head_of, history_of
+
+RECENT = "recent.json"  # scores of the last predictions; it is no part of any version
+_KEPT = 1000  # recent scores
+_FEWEST = 30  # recent scores from which on drift is looked for
+_DRIFT, _LEVEL = 0.2, 1e-3  # distance of both distributions, and its p-value, from which on there is drift
+
+
+@dataclass(frozen=True)
+class ClassStatus:
+    """One class: samples seen so far, stored and held out, and how many held-out ones are predicted correctly."""
+
+    name: str
+    seen: int
+    stored: int
+    held: Tally
+
+
+@dataclass(frozen=True)
+class Drift:
+    """How the scores of recent predictions compare with those of held-out samples."""
+
+    number: int  # recent predictions
+    distance: float  # largest difference of both cumulative distributions (Kolmogorov-Smirnov)
+    p: float
+    unknown: float  # share of recent predictions that are below the threshold
+
+    @property
+    def found(self) -> bool:
+        """Whether recent inputs look unlike what was learned."""
+        return self.distance > _DRIFT and self.p < _LEVEL
+
+
+@dataclass(frozen=True)
+class Status:
+    """Everything that `graspcl status` shows."""
+
+    folder: str
+    network: str
+    codec: str
+    memory: str
+    bytes: int
+    classes: list[ClassStatus]
+    overall: Tally
+    calibration: Calibration
+    history: list[dict[str, Any]]
+    undoable: int  # changes that can be taken back
+    drift: Drift | None  # None if there are too few recent predictions
+    warnings: list[str] = field(default_factory=list)
+
+
+def status(store: Store) -> Status:
+    """Describe the current version of a workspace. No stored sample is read."""
+    manifest, entries = head_of(store), history_of(store)
+    config, calibration = from_plain(manifest["settings"]), Calibration.from_plain(manifest["calibration"])
+    held, names = entries[-1]["classes"], class_names(manifest)
+    classes = [
+        ClassStatus(name, manifest["seen"].get(str(label), 0), manifest["stored"].get(str(label), 0),
+                    Tally(*held.get(name, (0, 0))))
+        for label, name in names.items()
+    ]  # fmt: skip
+    drift = drift_of(recent_scores(store.folder), calibration)
+    return Status(
+        str(store.folder), str(config.network), str(config.codec), str(config.buffer.capacity), store.size(), classes,
+        Tally(*entries[-1]["accuracy"]), calibration, entries, len(store.versions()) - 1, drift,
+        [*_warnings(entries, names.values()), *([_said(drift)] if drift is not None and drift.found else [])],
+    )  # fmt: skip
+
+
+def _warnings(entries: list[dict[str, Any]], names: Any) -> list[str]:
+    """Return what should be looked at: classes that fell since they were best, or in the last change."""
+    found = []
+    for name in names:
+        past = [Tally(*entry["classes"][name]) for entry in entries if name in entry.get("classes", {})]
+        past = [one for one in past if one.number]
+        if len(past) < 2:
+            continue
+        best, now = max(past, key=lambda one: one.points), past[-1]
+        if now.points < best.points - 10 and best.right / best.number * now.number - now.right >= 2:
+            found.append(f"{name!r} has fallen from {best} to {now} of its held-out samples")
+    for entry in entries[-1:]:
+        found += [
+            f"{name!r} fell beyond chance in the last change, which was accepted" for name in entry.get("fallen", [])
+        ]
+        found += entry.get("confused", [])
+    return found
+
+
+def _said(drift: Drift) -> str:
+    share = f"{drift.unknown:.0%} of the last {drift.number} inputs look unknown"
+    return f"what was predicted lately looks unlike what was learned: {share} (distance {drift.distance:.2f})"
+
+
+# -- recent predictions ------------------------------------------------------------------------------------------------
+
+
+def remember_scores(folder: Path, scores: Array) -> None:
+    """Note the scores [n] of predictions, the last 1,000 of all. A folder that cannot be written gets none."""
+    new = [round(float(one), 4) for one in scores[np.isfinite(scores)]]
+    content = seal_object({"scores": [*recent_scores(folder), *new][-_KEPT:]})
+    with contextlib.suppress(OSError):
+        write_whole(folder / RECENT, lambda file: file.write(content))
+
+
+def recent_scores(folder: Path) -> list[float]:
+    """Return the scores of the last predictions, oldest first; none if they cannot be read."""
+    try:
+        found = read_object((folder / RECENT).read_bytes()).get("scores", [])
+    except (OSError, Damaged):
+        return []
+    return [float(one) for one in found if isinstance(one, int | float)]
+
+
+def drift_of(recent: list[float], calibration: Calibration) -> Drift | None:
+    """Compare recent scores with those of held-out samples; None if there are too few of either."""
+    if len(recent) < _FEWEST or len(calibration.scores) < _FEWEST:
+        return None
+    now, then = np.sort(recent), np.sort(calibration.scores)
+    steps = np.concatenate([now, then])
+    below = [np.searchsorted(part, steps, side="right") / len(part) for part in (now, then)]
+    distance = float(np.abs(below[0] - below[1]).max())
+    p = 2 * math.exp(-2 * distance**2 * len(now) * len(then) / (len(now) + len(then)))  # for large samples
+    return Drift(len(now), distance, min(1.0, p), float((now < calibration.threshold).mean()))

@@ -1,0 +1,430 @@
+"""The folder of a workspace: immutable objects, and a journal of versions that name them.
+
+workspace.db       the journal (`graspcl.workspace.journal`), changed by one transaction at a time
+workspace.backup   a copy of it after the last transaction, read if the journal is damaged
+objects/ab/ab….safetensors   arrays and values, named by the xxh3-128 of the file
+lock               held by the process that writes
+
+A version is committed after all its objects are on the disk, and nothing that a version names is ever overwritten. So
+the folder is always entirely before or entirely after a change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import sqlite3
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from graspcl.errors import GraspError
+from graspcl.integrity import Damaged
+from graspcl.state import drop_unfinished, load_state, pack_state, sync_folder, write_whole
+from graspcl.workspace import journal as journals
+from graspcl.workspace.journal import Entry, Journal, Version
+from graspcl.workspace.lock import hold
+
+DATABASE, BACKUP, OBJECTS, LOCK = "workspace.db", "workspace.backup", "objects", "lock"
+_OWN_FILES = re.compile(rf"({DATABASE}|{BACKUP})(\.\d+\.part|-journal)?|{OBJECTS}|{LOCK}")
+_NAME = re.compile(r"object:([0-9a-f]{32})")
+_QUOTED = re.compile(rf'"({_NAME.pattern})"')
+_PIECE = 1 << 22  # bytes that are read at a time to verify a file
+
+
+class Store:
+    """One workspace on disk. Open it with `Store.open`, or make a new one with `Store.create`.
+
+    Readers see the workspace as of the moment they opened it, and do not hinder the writer.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as home:
+    ...     with Store.create(Path(home) / "shop", {"network": "wide"}) as store:
+    ...         name = store.put({"rows": [1, 2, 3]})
+    ...         version = store.commit("new", {"samples": 3}, {"memory": name})
+    ...     with Store.open(Path(home) / "shop") as store:
+    ...         store.head.number, store.get(store.head.manifest["memory"])
+    (0, {'rows': [1, 2, 3]})
+    """
+
+    def __init__(self, folder: Path, journal: Journal, lock: IO[str] | None, problems: list[str]) -> None:
+        self.folder = folder
+        self.problems = problems  # why it cannot be written, if it is damaged
+        self._journal = journal
+        self._lock = lock
+
+    @classmethod
+    def create(cls, folder: str | Path, format: dict[str, Any]) -> Store:
+        """Make a new workspace without a version, to be written.
+
+        Args:
+            folder: where; it must be empty or missing. One that was left before its first version is used again.
+            format: anything to remember about the workspace, plain JSON.
+
+        Raises:
+            GraspError: the folder has files, or cannot be written.
+        """
+        folder = Path(folder)
+        if _in_use(folder):
+            raise GraspError(f"the folder {folder} is not empty; choose another one for the new workspace")
+        try:
+            (folder / OBJECTS).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise GraspError(f"the folder {folder} cannot be created: {error.strerror}") from error
+        lock = hold(folder / LOCK)
+        try:
+            if _in_use(folder):  # meanwhile
+                raise GraspError(f"the folder {folder} is not empty; choose another one for the new workspace")
+            journal = journals.new_journal(json.loads(json.dumps(format)))
+            with _disk_errors(folder):
+                for name in (DATABASE, BACKUP):
+                    (folder / f"{name}-journal").unlink(missing_ok=True)
+                    journals.create(folder / name, journal)
+                sync_folder(folder.parent)
+            return cls(folder, journal, lock, [])
+        except BaseException:
+            lock.close()
+            raise
+
+    @classmethod
+    def open(cls, folder: str | Path, write: bool = False, wait: float = 0.0) -> Store:
+        """Open a workspace.
+
+        Args:
+            folder: where it is.
+            write: whether to change it; only one process can.
+            wait: how many seconds to wait for another process that writes.
+
+        Raises:
+            GraspError: it is no workspace, it is of a newer version of graspcl, or nothing of it can be read; with
+                `write` also if another process writes, or if it is damaged.
+        """
+        folder = Path(folder)
+        if not any((folder / name).is_file() for name in (DATABASE, BACKUP)):
+            raise GraspError(f"{folder} is not a workspace: it has no {DATABASE}")
+        lock = hold(folder / LOCK, wait) if write else None
+        try:
+            journal, problems = _read(folder, pages=write)
+            store = cls(folder, journal, lock, problems)
+            if write:
+                store._check_writable()
+                if journal.unclean:  # a process was killed before the files of dropped versions were removed
+                    store.clean()
+            return store
+        except BaseException:
+            if lock is not None:
+                lock.close()
+            raise
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    @property
+    def format(self) -> dict[str, Any]:
+        """What `create` was told to remember."""
+        return self._journal.format
+
+    @property
+    def head(self) -> Version | None:
+        """The current version; None before the first commit."""
+        return self._journal.head
+
+    def versions(self) -> list[Version]:
+        """The current version and those before it, newest first."""
+        found, version = [], self.head
+        while version is not None:
+            found.append(version)
+            version = self._journal.versions.get(-1 if version.parent is None else version.parent)
+        return found
+
+    def entries(self) -> list[Entry]:
+        """Everything that ever happened to the workspace, newest first."""
+        return [*reversed(self._journal.entries)]
+
+    def get(self, name: str) -> dict[str, Any]:
+        """Return the state that `put` stored under this name.
+
+        Raises:
+            GraspError: the file is missing or damaged.
+        """
+        path = self._path(name)
+        if fault := _fault(path, name):
+            raise GraspError(f"{path} {fault}")
+        return load_state(path)
+
+    def last_good(self, *parts: str) -> Version:
+        """Return the newest version whose objects are sound.
+
+        Args:
+            parts: keys of the manifest whose objects are needed; all if none is given.
+
+        Raises:
+            GraspError: there is none.
+        """
+        for version in self.versions():
+            needed = {key: value for key, value in version.manifest.items() if not parts or key in parts}
+            if not self._faults(_names(needed)):
+                return version
+        raise GraspError(f"no version of the workspace {self.folder} is sound; restore it from a copy")
+
+    def verify(self) -> list[str]:
+        """Read every row and every object of every version; return what is wrong, one line each."""
+        found = []
+        for name in (DATABASE, BACKUP):
+            path = self.folder / name
+            try:
+                journals.read(path, pages=True)
+            except (Damaged, GraspError) as error:
+                found.append(f"{path} is damaged: {error}")
+        kept = {name: None for version in self._journal.versions.values() for name in _names(version.manifest)}
+        return found + self._faults(kept)
+
+    def size(self) -> int:
+        """Return the bytes of all files in the folder."""
+        return sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def put(self, state: dict[str, Any]) -> str:
+        """Store a nested state of arrays, tensors and plain values; return its name.
+
+        When it returns, the state is on the disk. Equal states are stored once.
+
+        Raises:
+            GraspError: the disk is full, or the workspace cannot be written.
+        """
+        self._check_writable()
+        content = pack_state(state)
+        name = f"object:{_digest([content])}"
+        path = self._path(name)
+        with _disk_errors(self.folder):
+            if not path.parent.is_dir():
+                path.parent.mkdir(parents=True)
+                sync_folder(path.parent.parent)
+            if _fault(path, name):
+                write_whole(path, lambda file: file.write(content))
+            else:  # a killed process may have left it before its name was on the disk
+                sync_folder(path.parent)
+        return name
+
+    def commit(
+        self, verb: str, summary: dict[str, Any], manifest: dict[str, Any], drop_history: bool = False
+    ) -> Version:
+        """Make a new version the current one.
+
+        Args:
+            verb: what was done.
+            summary: what is shown about it, plain JSON.
+            manifest: what it consists of, plain JSON, with the names of its objects anywhere inside as text.
+            drop_history: also remove all other versions and the objects that only they name. It cannot be undone.
+
+        Returns:
+            The new version. It is on the disk.
+
+        Raises:
+            GraspError: an object is missing, the disk is full or the workspace cannot be written. Nothing is changed,
+                except where the message says so.
+        """
+        self._check_writable()
+        parent = None if self.head is None else self.head.number
+        number = 1 + max((entry.head for entry in self._journal.entries if entry.head is not None), default=-1)
+        plain = [json.loads(json.dumps(value)) for value in (summary, manifest)]
+        version = Version(number, parent, verb, _now(), *plain)
+        missing = [name for name in _names(version.manifest) if not self._path(name).is_file()]
+        if missing:
+            self._refuse(f"{self._path(missing[0])} is missing, which the new version names")
+        kept = {number: version} if drop_history else {**self._journal.versions, number: version}
+        changed = replace(self._journal, versions=kept, unclean=self._journal.unclean or drop_history)
+        self._advance(changed.then(version.time, verb, number))
+        if drop_history:
+            try:
+                self.clean()
+            except GraspError as error:
+                raise GraspError(
+                    f"'{verb}' is done, but files of dropped versions are still there; they are removed when the "
+                    f"workspace is next written ({error})"
+                ) from error
+        return version
+
+    def undo(self) -> Version:
+        """Make the version before the current one current again, and return it.
+
+        Raises:
+            GraspError: there is none, it is damaged, or the workspace cannot be written. Nothing is changed.
+        """
+        self._check_writable()
+        if self.head is None or self.head.parent is None:
+            raise GraspError(f"there is nothing to undo in the workspace {self.folder}")
+        before = self._journal.versions.get(self.head.parent)
+        if before is None:
+            raise GraspError(f"'{self.head.verb}' of {self.head.time} cannot be undone: it removed what was before it")
+        if faults := self._faults(_names(before.manifest)):
+            raise GraspError(f"the version before is damaged: {faults[0]}")
+        self._advance(self._journal.then(_now(), "undo", before.number))
+        return before
+
+    def clean(self) -> int:
+        """Remove versions that were undone, and all files that no kept version names; return how many bytes.
+
+        Raises:
+            GraspError: the workspace cannot be written.
+        """
+        self._check_writable()
+        kept = {version.number: version for version in self.versions()}
+        if kept.keys() != self._journal.versions.keys():
+            self._advance(replace(self._journal, versions=kept, unclean=True))
+        named = {self._path(name) for version in kept.values() for name in _names(version.manifest)}
+        freed = 0
+        with _disk_errors(self.folder):
+            journals.back_up(self.folder / DATABASE, self.folder / BACKUP)  # it must not name what goes
+            for folder in (self.folder, *(self.folder / OBJECTS).glob("*")):
+                drop_unfinished(folder)
+            for path in (self.folder / OBJECTS).glob("*/*"):
+                if path not in named:
+                    freed += path.stat().st_size
+                    path.unlink()
+        if self._journal.unclean:
+            self._advance(replace(self._journal, unclean=False))
+        return freed
+
+    def trim(self, keep: int) -> int:
+        """Remove all versions but the last `keep`, and what only they name; return how many bytes.
+
+        Raises:
+            GraspError: the workspace cannot be written.
+        """
+        self._check_writable()
+        kept = {version.number: version for version in self.versions()[:keep]}
+        if kept.keys() != self._journal.versions.keys():
+            self._advance(replace(self._journal, versions=kept, unclean=True))
+        return self.clean() if self._journal.unclean else 0
+
+    def close(self) -> None:
+        """Let other processes write. What was read stays valid."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _path(self, name: str) -> Path:
+        found = _NAME.fullmatch(name)
+        if found is None:
+            raise GraspError(f"this is not the name of an object: {name!r}")
+        return self.folder / OBJECTS / found[1][:2] / f"{found[1]}.safetensors"
+
+    def _faults(self, names: Iterable[str]) -> list[str]:
+        paths = {name: self._path(name) for name in names}
+        return [f"{path} {fault}" for name, path in paths.items() if (fault := _fault(path, name))]
+
+    def _check_writable(self) -> None:
+        if self.problems:
+            raise GraspError(f"the workspace {self.folder} can be read but not written: {'; '.join(self.problems)}")
+        if self._lock is None:
+            raise GraspError(f"the workspace {self.folder} is open to be read only; open it with write=True")
+
+    def _refuse(self, problem: str) -> None:
+        """Never write again: what is on the disk is not what it must be."""
+        self.problems.append(problem)
+        self._check_writable()
+
+    def _advance(self, after: Journal) -> None:
+        """Change the journal in one transaction, and copy it."""
+        path = self.folder / DATABASE
+        try:
+            with _disk_errors(self.folder):
+                journals.advance(path, self._journal, after)
+        except Damaged as error:
+            self._refuse(f"{path}: {error}")
+        except GraspError as error:
+            if not self._unchanged():  # else it was rolled back, and can be tried again
+                self.problems.append(f"the last change failed ({error}); open the workspace again")
+            raise
+        self._journal = after
+        with contextlib.suppress(OSError, sqlite3.Error):  # the change is safe; the next one copies it again
+            journals.back_up(path, self.folder / BACKUP)
+
+    def _unchanged(self) -> bool:
+        try:
+            return journals.read(self.folder / DATABASE).rows == self._journal.rows
+        except (Damaged, GraspError):
+            return False
+
+
+def _in_use(folder: Path) -> bool:
+    """Whether a folder has files other than those of a workspace that was left before its first version."""
+    try:
+        names = [path.name for path in folder.iterdir()]
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise GraspError(f"the folder {folder} cannot be used: {error.strerror}") from error
+    if not all(_OWN_FILES.fullmatch(name) for name in names):
+        return True
+    try:
+        return any(name in names and journals.read(folder / name).head is not None for name in (DATABASE, BACKUP))
+    except (Damaged, GraspError):
+        return True
+
+
+def _read(folder: Path, pages: bool) -> tuple[Journal, list[str]]:
+    """Return the journal, or its copy if it is damaged, and what is damaged."""
+    problems: list[str] = []
+    for name in (DATABASE, BACKUP):
+        try:
+            return journals.read(folder / name, pages), problems
+        except Damaged as error:
+            problems.append(f"{folder / name} is damaged: {error}")
+    raise GraspError(f"nothing of the workspace can be read: {'; '.join(problems)}; restore it from a copy")
+
+
+def _fault(path: Path, name: str) -> str:
+    """What is wrong with the file of an object; nothing if it is sound."""
+    try:
+        with open(path, "rb") as file:
+            found = _digest(iter(lambda: file.read(_PIECE), b""))
+    except FileNotFoundError:
+        return "is missing"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    return "" if name == f"object:{found}" else "is damaged: its content does not match its name"
+
+
+def _digest(pieces: Iterable[bytes]) -> str:
+    import xxhash
+
+    digest = xxhash.xxh3_128()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def _names(manifest: dict[str, Any]) -> Iterator[str]:
+    """The objects that a manifest names."""
+    return (found[1] for found in _QUOTED.finditer(json.dumps(manifest)))
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+@contextlib.contextmanager
+def _disk_errors(folder: Path) -> Iterator[None]:
+    """Turn a full disk or a folder that cannot be written into a readable error."""
+    try:
+        yield
+    except Damaged:
+        raise
+    except OSError as error:
+        raise GraspError(f"the workspace {folder} cannot be written: {error.strerror}") from error
+    except sqlite3.Error as error:
+        raise GraspError(f"the workspace {folder} cannot be written: {error}") from error

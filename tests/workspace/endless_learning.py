@@ -1,0 +1,16 @@
+"""Learns new texts for ever, in a process that a test kills; writes each number of texts after it was acknowledged."""
+
+import itertools
+import sys
+
+from made_up_texts import texts
+
+from graspcl import Workspace
+
+shop = Workspace.open(sys.argv[1])
+sys.stdout.write("open\n")
+sys.stdout.flush()
+for number in itertools.count(int(sys.argv[2])):
+    shop.learn(texts("car", 6 * number, 6 * number + 6), ["car"] * 6, updates=1, accept=True)
+    sys.stdout.write(f"{number}\n")
+    sys.stdout.flush()

@@ -1,0 +1,271 @@
+"""A workspace end to end, on small tables of texts: what was learned is known by name, and nothing else happens."""
+
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+pytest.importorskip("wordllama", reason="needs graspcl[demo]")
+
+from made_up_texts import rows, table, texts
+
+from graspcl import GraspError, Workspace
+from graspcl.progress import Silent
+from graspcl.workspace.learning import Refused
+from graspcl.workspace.overview import RECENT
+from graspcl.workspace.store import Store
+from graspcl.workspace.version import Version
+
+KINDS = ("fruit", "tool", "animal", "car")
+ASKED = [text for kind in KINDS for text in texts(kind, 900, 905)]
+
+
+class Notes(Silent):
+    """Progress that remembers what is noted."""
+
+    def __init__(self):
+        self.lines = []
+
+    def note(self, text):
+        self.lines.append(text)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A workspace of three classes that was made once."""
+    folder = tmp_path_factory.mktemp("made")
+    data = table(folder / "first.csv", rows("fruit", "tool", "animal"))
+    Workspace.new(folder / "shop", data, backbone="vector")
+    return folder / "shop"
+
+
+@pytest.fixture
+def shop(made, tmp_path):
+    """A copy of it for one test."""
+    shutil.copytree(made, tmp_path / "shop")
+    return Workspace.open(tmp_path / "shop")
+
+
+def stored(shop):
+    with Store.open(shop.folder) as store:
+        return Version.load(store)
+
+
+def number(shop):
+    with Store.open(shop.folder) as store:
+        return store.head.number
+
+
+def test_what_was_learned_is_predicted_by_name(shop):
+    assert shop.classes == ["fruit", "tool", "animal"]
+    assert shop.predict(texts("tool", 900, 905)).names == ["tool"] * 5
+
+
+def test_new_classes_are_added_to_old_ones(shop, tmp_path):
+    result = shop.learn(table(tmp_path / "week.csv", rows("car", "fruit", begin=40, end=80)))
+    assert result.added == {"car": 40, "fruit": 40} and result.held == 8
+    assert set(result.changed) == {"animal", "fruit", "tool"} and set(result.new) == {"car"}
+    assert shop.classes == ["fruit", "tool", "animal", "car"]
+    assert shop.predict(ASKED).names == ["fruit"] * 5 + ["tool"] * 5 + ["animal"] * 5 + ["car"] * 5
+    assert [entry["verb"] for entry in shop.history] == ["new", "learn"]
+
+
+def test_samples_come_from_python_too(shop):
+    assert shop.learn(texts("car", 0, 20), ["car"] * 20).added == {"car": 20}
+    assert shop.predict(texts("car", 900, 903)).names == ["car"] * 3
+
+
+def test_columns_of_a_table_are_named(shop, tmp_path):
+    file = tmp_path / "odd.csv"
+    file.write_text("a,b,c\n" + "".join(f"{text},car,{number}\n" for number, text in enumerate(texts("car", 0, 8))))
+    with pytest.raises(GraspError, match="set --text NAME and --label NAME"):
+        shop.learn(file)
+    assert shop.learn(file, text="a", label="b", updates=1).added == {"car": 8}
+
+
+def test_labels_are_names(shop):
+    with pytest.raises(GraspError, match="labels are the names of classes, as text, got 3"):
+        shop.learn(["a text"], [3])
+
+
+def test_probabilities_are_bitwise_equal_from_another_folder_and_process(shop, tmp_path):
+    shop.learn(texts("car", 0, 20), ["car"] * 20)
+    found = shop.predict(ASKED).probabilities
+    shutil.copytree(shop.folder, tmp_path / "elsewhere" / "copy")
+    program = (
+        "import sys, numpy as np; from graspcl import Workspace\n"
+        "found = Workspace.open(sys.argv[1]).predict(sys.argv[3:])\n"
+        "np.save(sys.argv[2], found.probabilities)"
+    )
+    file = tmp_path / "found.npy"
+    subprocess.run([sys.executable, "-c", program, tmp_path / "elsewhere" / "copy", file, *ASKED], check=True)
+    assert np.array_equal(np.load(file), found)
+
+
+def test_undo_brings_back_the_predictions_of_before(shop):
+    found = [shop.predict(ASKED).probabilities]
+    for kind in ("car", "music"):
+        shop.learn(texts(kind, 0, 20), [kind] * 20)
+        found.append(shop.predict(ASKED).probabilities)
+    for before in (found[1], found[0]):
+        assert shop.undo()["verb"] == "learn"
+        assert np.array_equal(shop.predict(ASKED).probabilities, before)
+    assert shop.classes == ["fruit", "tool", "animal"]
+    with pytest.raises(GraspError, match="nothing to undo"):
+        shop.undo()
+
+
+def test_only_the_last_changes_are_kept(shop, monkeypatch):
+    monkeypatch.setattr("graspcl.workspace.version.UNDOABLE", 1)
+    for kind in ("car", "music"):
+        shop.learn(texts(kind, 0, 6), [kind] * 6, updates=1)
+    assert shop.status().undoable == 1 and len(shop.history) == 3
+    with Store.open(shop.folder) as store:
+        named = {name for version in store.versions() for name in re.findall("object:([0-9a-f]+)", str(version))}
+    assert {file.stem for file in (shop.folder / "objects").rglob("*.safetensors")} == named
+    shop.undo()
+    with pytest.raises(GraspError, match="only the last 3 changes can be undone"):
+        shop.undo()
+    assert shop.classes == ["fruit", "tool", "animal", "car"]
+
+
+def test_a_learn_writes_no_copy_of_what_was_stored(shop):
+    def segments():
+        with Store.open(shop.folder) as store:
+            return store.head.manifest["segments"]
+
+    before = segments()
+    shop.learn(texts("car", 0, 20), ["car"] * 20)
+    after = segments()
+    assert after[: len(before)] == before and [one["samples"] for one in after[len(before) :]] == [20]
+
+
+def test_a_full_memory_stays_within_its_size(tmp_path, monkeypatch):
+    """Codes are made smaller, samples of the largest class make room, and segments do not keep what is gone."""
+    monkeypatch.setenv("GRASPCL_CACHE", str(tmp_path / "cache"))
+    notes = Notes()
+    data = table(tmp_path / "first.csv", rows("fruit", "tool", "animal", end=60))
+    shop = Workspace.new(tmp_path / "shop", data, backbone="vector", memory="40KB", progress=notes)
+    assert any(line.startswith("codec = auto: 180 samples take 0.1 MB") for line in notes.lines)
+    for kind in ("car", "music"):
+        shop.learn(texts(kind, 0, 60), [kind] * 60, updates=2)
+        version = stored(shop)
+        live = len(version.buffer) + len(version.held)
+        assert version.buffer.nbytes <= 40_000 and np.ptp(version.buffer.sizes) <= 2
+        assert live <= sum(one["samples"] for one in version.segments) <= 1.25 * live
+    asked = [*ASKED, *texts("music", 900, 905)]
+    assert shop.evaluate(asked, [kind for kind in (*KINDS, "music") for _ in range(5)]).overall.points >= 90
+    assert {one.name: one.seen for one in shop.status().classes} == dict.fromkeys((*KINDS, "music"), 60)
+
+
+def test_duplicates_are_counted_and_contradictions_are_left_out(shop):
+    known, new = texts("fruit", 0, 3), texts("car", 0, 8)
+    labels = ["fruit", "fruit", "tool", *["car"] * 8, "car", "music"]
+    result = shop.learn([*known, *new, new[0], new[1]], labels)
+    assert result.added == {"car": 8} and result.duplicates == 3
+    assert [line.partition(" is ")[2] for line in result.contradictions] == [
+        "given as 'tool', but is stored as 'fruit': left out",
+        "given as 'music', but is stored as 'car': left out",
+    ]
+    assert "music" not in shop.classes
+
+
+def test_nothing_new_changes_nothing(shop):
+    before = number(shop)
+    result = shop.learn(texts("fruit", 0, 5), ["fruit"] * 5)
+    assert (result.samples, result.duplicates, result.trained.updates) == (0, 5, 0)
+    assert number(shop) == before
+
+
+def test_held_out_samples_are_never_trained_and_stay_held_out(shop):
+    first = stored(shop)
+    assert len(first.held) == 12 and not set(first.held.ids) & set(first.buffer.ids.tolist())
+    shop.learn(texts("fruit", 40, 90), ["fruit"] * 50)
+    later = stored(shop)
+    assert set(first.held.ids) <= set(later.held.ids) and not set(later.held.ids) & set(later.buffer.ids.tolist())
+    assert len(later.held) == 12 + 5
+
+
+def test_a_learn_that_makes_a_class_fall_is_refused(shop):
+    """A new class is the same as an old one, so half of the old one is taken for it."""
+    more = texts("fruit", 100, 700)
+    shop.learn(more[::2], ["fruit"] * 300, updates=1)
+    before, found, same = number(shop), shop.predict(ASKED).probabilities, more[1::2]
+    with pytest.raises(Refused, match=r"nothing was changed: 'fruit' would fall from .* use --accept") as refused:
+        shop.learn(same, ["berry"] * len(same))
+    assert refused.value.result.fallen == ["fruit"]
+    assert number(shop) == before and np.array_equal(shop.predict(ASKED).probabilities, found)
+    shop.learn(same, ["berry"] * len(same), accept=True)
+    assert number(shop) == before + 1
+    warnings = shop.status().warnings
+    assert any("'fruit' fell beyond chance" in line for line in warnings)
+    assert any("'fruit' is confused with the new class 'berry'" in line for line in warnings)
+
+
+def test_a_number_of_updates_is_kept(shop):
+    result = shop.learn(texts("car", 0, 20), ["car"] * 20, updates=2)
+    assert (result.trained.updates, result.trained.reason) == (2, "the given number of updates")
+
+
+def test_a_budget_that_is_over_still_learns_the_class(shop):
+    result = shop.learn(texts("car", 0, 20), ["car"] * 20, budget="0.001s")
+    assert (result.trained.updates, result.trained.reason) == (0, "there was no time left to train")
+    assert shop.predict(texts("car", 900, 903)).names == ["car"] * 3
+
+
+def test_two_writers(shop):
+    with (
+        Store.open(shop.folder, write=True),
+        pytest.raises(GraspError, match="is being written by process"),
+    ):
+        shop.learn(texts("car", 0, 20), ["car"] * 20)
+    assert shop.classes == ["fruit", "tool", "animal"]
+
+
+def test_a_read_only_workspace_predicts(shop):
+    found = shop.predict(ASKED).probabilities
+    (shop.folder / RECENT).unlink()
+    places = [shop.folder, *shop.folder.rglob("*")]
+    for place in places:
+        place.chmod(stat.S_IRUSR | (stat.S_IXUSR if place.is_dir() else 0))
+    try:
+        assert np.array_equal(Workspace.open(shop.folder).predict(ASKED).probabilities, found)
+        if os.geteuid():
+            assert not (shop.folder / RECENT).exists()
+    finally:
+        for place in places:
+            place.chmod(stat.S_IRWXU)
+
+
+def test_inputs_unlike_what_was_learned_are_noticed(shop):
+    kinds = ("fruit", "tool", "animal")
+    shop.learn([text for kind in kinds for text in texts(kind, 100, 300)], [kind for kind in kinds for _ in range(200)])
+    shop.predict([text for kind in kinds for text in texts(kind, 900, 920)])
+    assert not shop.status().drift.found
+    (shop.folder / RECENT).unlink()
+    shop.predict(texts("music", 0, 60))
+    status = shop.status()
+    assert status.drift.found and status.drift.number == 60
+    assert any("looks unlike what was learned" in line for line in status.warnings)
+
+
+def test_evaluate(shop):
+    shop.learn(texts("car", 0, 40), ["car"] * 40)
+    asked = [*texts("car", 500, 510), *texts("fruit", 500, 510), *texts("music", 500, 510)]
+    found = shop.evaluate(asked, ["car"] * 10 + ["tool"] * 10 + ["music"] * 10)
+    assert tuple(found.overall) == (10, 20) and tuple(found.classes["tool"]) == (0, 10)
+    assert found.confused == [("tool", "fruit", 10)]
+    assert found.foreign.number == 10 and found.calibration_error > 0.3
+    assert 0 <= found.auroc <= 1
+
+
+def test_a_data_set_of_one_class_is_no_classifier(tmp_path):
+    with pytest.raises(GraspError, match="at least two classes"):
+        Workspace.new(tmp_path / "shop", table(tmp_path / "one.csv", rows("fruit")), backbone="vector")
+    with pytest.raises(GraspError, match="is empty"):
+        Workspace.open(tmp_path / "shop")

@@ -1,0 +1,114 @@
+"""Which samples are held out, when a class falls, how predictions are calibrated and when training ends."""
+
+import numpy as np
+import pytest
+import torch
+
+from graspcl.errors import GraspError
+from graspcl.workspace.calibration import Calibration, auroc, calibrate, calibration_error, left_out_auroc
+from graspcl.workspace.judging import Change, Tally, changes, fallen, hold_out
+from graspcl.workspace.overview import drift_of
+from graspcl.workspace.training import parse_seconds
+
+
+@pytest.mark.parametrize(("number", "held"), [(4, 0), (5, 1), (14, 1), (16, 2), (100, 10), (600, 50)])
+def test_a_tenth_of_a_class_is_held_out(number, held):
+    ids = np.random.default_rng(0).permutation(number)
+    mask = hold_out(ids, np.zeros(number, int), {}, {})
+    assert mask.sum() == held and set(ids[mask]) == set(range(held))  # those with the smallest ids
+
+
+def test_what_was_held_out_before_counts():
+    ids, labels = np.arange(20), np.repeat([0, 1], 10)
+    mask = hold_out(ids, labels, seen={0: 90, 1: 0}, held={0: 9})
+    assert np.flatnonzero(mask).tolist() == [0, 10]
+
+
+def change(lost, gained, number=20, right=15):
+    return Change(Tally(right, number), Tally(right - lost + gained, number), lost, gained)
+
+
+def test_the_chance_of_a_fall_is_exact():
+    assert change(lost=3, gained=0).chance == 1 / 8
+    assert change(lost=2, gained=1).chance == 4 / 8
+    assert change(lost=0, gained=0).chance == 1
+
+
+def test_a_fall_must_be_large_and_beyond_chance():
+    assert fallen({0: change(8, 0)}) == [0]
+    assert fallen({0: change(4, 0)}) == []  # 20 points, p = 1/16
+    assert fallen({0: change(8, 0)}, tolerance=40) == []
+    assert fallen({0: change(10, 6)}) == []
+
+
+def test_many_classes_that_change_a_little_do_not_hide_one_that_falls():
+    assert fallen({**{label: change(1, 1) for label in range(200)}, 200: change(9, 0)}) == [200]
+
+
+def test_many_tests_are_corrected_for():
+    """Among 100 classes, seven samples lost and one gained in one of them is chance (p = 0.035)."""
+    found = {label: change(7, 7) for label in range(99)}
+    assert fallen({**found, 99: change(7, 1)}) == []
+    assert fallen({99: change(7, 1)}) == [99]
+
+
+def test_changes_by_class():
+    before, after = np.array([True, True, False, True]), np.array([True, False, True, True])
+    found = changes(before, after, np.array([5, 5, 8, 8]))
+    assert (found[5].lost, found[5].gained, found[5].points) == (1, 0, -50.0)
+    assert (found[8].lost, found[8].gained, found[8].points) == (0, 1, 50.0)
+
+
+def overconfident(number=400, classes=4):
+    """Logits that are three times too large, and their true classes."""
+    rng = np.random.default_rng(0)
+    logits = torch.from_numpy(rng.normal(size=(number, classes)) * 2)
+    chosen = [rng.choice(classes, p=row) for row in logits.softmax(1).numpy()]
+    return 3 * logits, torch.tensor(chosen)
+
+
+def test_the_temperature_undoes_what_is_too_certain():
+    logits, targets = overconfident()
+    found = calibrate(logits, targets)
+    assert found.temperature == pytest.approx(3, rel=0.15)
+    before = calibration_error(Calibration().probabilities(logits), targets.numpy())
+    assert calibration_error(found.probabilities(logits), targets.numpy()) < before / 3
+
+
+def test_the_threshold_calls_a_twentieth_of_held_out_samples_unknown():
+    logits, targets = overconfident()
+    found = calibrate(logits, targets)
+    assert found.unknown(logits).mean() == pytest.approx(0.05, abs=0.001)
+    assert found.unknown(torch.full((1, 4), -50.0)).all()
+
+
+def test_too_few_samples_calibrate_nothing():
+    logits, targets = overconfident(number=19)
+    found = calibrate(logits, targets)
+    assert (found.temperature, found.threshold, found.auroc) == (1.0, float("-inf"), None)
+    assert not found.unknown(torch.full((1, 4), -50.0)).any()
+
+
+def test_a_calibration_is_plain_json_and_back():
+    for found in (Calibration(), calibrate(*overconfident())):
+        assert Calibration.from_plain(found.as_plain()) == found
+
+
+def test_auroc():
+    assert auroc(np.array([1.0, 1.0]), np.array([1.0])) == 0.5
+    assert auroc(np.array([3.0]), np.array([1.0, 2.0])) == 1.0
+    assert left_out_auroc(torch.zeros(2, 2), torch.tensor([0, 1])) is None  # one class would be left
+
+
+def test_drift_needs_samples_and_a_difference():
+    known = Calibration(scores=np.linspace(0, 1, 100).tolist(), threshold=0.05, samples=100)
+    assert drift_of([0.5] * 29, known) is None
+    assert not drift_of(np.linspace(0, 1, 50).tolist(), known).found
+    moved = drift_of(np.linspace(-1, 0, 50).tolist(), known)
+    assert moved.found and moved.unknown == 1.0
+
+
+@pytest.mark.parametrize("text", ["", "two", "5 parsecs", "-3s", "nan", "inf"])
+def test_a_budget_that_is_no_time_is_refused(text):
+    with pytest.raises(GraspError, match="a budget is a time such as"):
+        parse_seconds(text)
