@@ -10,7 +10,7 @@ from typing import Any
 
 from graspcl.errors import GraspError
 
-BENCHES = {name: name for name in ("selection", "insert", "decode", "session")} | {"policies": "policy_times"}
+BENCHES = {name: name for name in ("selection", "insert", "decode", "session", "state")} | {"policies": "policy_times"}
 ON_REQUEST = ("network",)  # takes minutes and has no bars: not part of "all"
 
 

@@ -18,7 +18,7 @@ from graspcl.cli.tune import tune
 
 
 def bench(
-    what: Literal["selection", "insert", "decode", "session", "policies", "network", "all"] = "all",
+    what: Literal["selection", "insert", "decode", "session", "state", "policies", "network", "all"] = "all",
     *,
     json: bool = False,
     pixels: AtLeastOne | None = None,
