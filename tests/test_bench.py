@@ -71,7 +71,7 @@ TINY = {
     "insert": {"capacity": 200, "insertions": 60, "batch": 20},
     "decode": {"batch": 4, "side": 8, "channels": 16},
     "session": {"updates": 4, "stored": 40},
-    "state": {"small": 16, "large": 32},
+    "state": {"small": 16, "large": 2048},
     "policies": {"stored": 512, "few": 32},
 }
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -111,3 +112,12 @@ def bounded_lines(file: IO[AnyStr], most: int) -> Iterator[AnyStr | None]:
         while (rest := file.readline(2**20)) and rest[-1:] not in ("\n", b"\n", "\r"):
             pass
         yield None
+
+
+def inert_cell(cell: str) -> str:
+    """Return a cell as a spreadsheet shows it: with an apostrophe before what it would execute as a formula.
+
+    >>> [inert_cell(cell) for cell in ("=1+1", "@home/1.jpg", "-1.5", "cat")]
+    ["'=1+1", "'@home/1.jpg", '-1.5', 'cat']
+    """
+    return f"'{cell}" if re.match(r"[=+\-@\t\r\n]", cell) and not re.fullmatch(r"[+-]?\d+(\.\d*)?", cell) else cell

@@ -16,6 +16,7 @@ import numpy as np
 
 from graspcl.checks import Array
 from graspcl.files import open_regular, read_regular
+from graspcl.limits import unpacks_too_far
 
 if TYPE_CHECKING:
     import torch
@@ -95,7 +96,7 @@ def read_arrays(path: Path) -> dict[str, Array]:
         Damaged: it is no such file, or does not match its checksum.
         OSError: it cannot be opened.
     """
-    content = memoryview(path.read_bytes())
+    content = memoryview(read_regular(path, "table"))
     archive, length, comment = content[: -_COMMENT - 2], content[-_COMMENT - 2 : -_COMMENT], content[-_COMMENT:]
     if bytes(comment[: len(_MARK)]) == _MARK:
         expected = _COMMENT.to_bytes(2, "little") + _MARK + checksum(archive, b"\0\0").encode()
@@ -106,6 +107,9 @@ def read_arrays(path: Path) -> dict[str, Array]:
     try:
         # Not np.load, which takes any other file for a pickle.
         with np.lib.npyio.NpzFile(io.BytesIO(content), allow_pickle=False) as file:
+            unpacked = sum(member.file_size for member in file.zip.infolist())
+            if fault := unpacks_too_far(len(content), unpacked):
+                raise Damaged(fault)
             return dict(file)
     except Exception as error:  # zip files and arrays fail in many ways
         raise Damaged(str(error) or type(error).__name__) from error
@@ -173,7 +177,7 @@ def listed_checksums(folder: Path) -> dict[str, list[str]]:
     A text that is about to be replaced has two: that of its old content and that of the new one.
     """
     try:
-        return read_object((folder / CHECKSUMS).read_bytes())
+        return read_object(read_regular(folder / CHECKSUMS))
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except Damaged as error:
@@ -199,7 +203,7 @@ def list_texts(folder: Path, texts: dict[str, bytes]) -> bytes:
     listed = listed_checksums(folder)
     for name, content in texts.items():
         try:
-            before = checksum((folder / name).read_bytes())
+            before = checksum(read_regular(folder / name))
         except OSError:
             before = ""
         listed[name] = [checksum(content), *(one for one in listed.get(name, []) if one == before)]

@@ -42,6 +42,27 @@ def test_every_bit_of_arrays_counts(tmp_path):
             read_arrays(file)
 
 
+def test_a_pipe_in_a_run_folder_is_not_waited_for(tmp_path):
+    place = RunFolder(tmp_path)
+    (tmp_path / "checkpoints").mkdir()
+    for name in ("config.toml", "classes.json", "checksums.json", "a.npz", "checkpoints/000001.safetensors"):
+        os.mkfifo(tmp_path / name)
+    for read in (lambda: read_arrays(tmp_path / "a.npz"), lambda: read_text(tmp_path / "classes.json")):
+        with pytest.raises(OSError, match="it is a pipe, not a regular file"):
+            read()
+    with pytest.raises(GraspError, match="it is a pipe"):
+        load_state(tmp_path / "checkpoints" / "000001.safetensors")
+    with pytest.raises(GraspError):
+        place.config()
+    assert place.load_checkpoint(lambda said: None) is None
+
+
+def test_arrays_that_unpack_too_far_are_not_unpacked(tmp_path):
+    (tmp_path / "a.npz").write_bytes(pack_arrays({"x": np.zeros(120 * 2**20, np.uint8)}))
+    with pytest.raises(Damaged, match=r"it unpacks to 125,\d+,\d+ bytes, more than 100 times its size"):
+        read_arrays(tmp_path / "a.npz")
+
+
 def test_every_bit_of_a_state_counts(tmp_path):
     file = tmp_path / "state"
     save_state(file, {"x": np.arange(2), "half": torch.ones(1, dtype=torch.bfloat16), "n": [1, {"y": None}]})

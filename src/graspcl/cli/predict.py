@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import os
-import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,7 @@ from cyclopts import Parameter
 
 from graspcl.cli.options import AtLeastOne, Plugins, load_plugins
 from graspcl.errors import GraspError, nearest
-from graspcl.files import bounded_lines
+from graspcl.files import bounded_lines, inert_cell
 from graspcl.limits import limit
 from graspcl.state import write_whole
 
@@ -116,21 +115,12 @@ def _write(learned: Learned, inputs: list[Input], top: int, file: IO[str]) -> in
                 print(f"graspcl: {one.place}{fault}", file=sys.stderr)
                 lost += 1
             cells = [cell for name, value in best.get(place, []) for cell in (name, f"{value:.6f}")]
-            writer.writerow([*map(_inert, (one.name, *cells)), *[""] * (2 * top - len(cells))])
+            writer.writerow([*map(inert_cell, (one.name, *cells)), *[""] * (2 * top - len(cells))])
     if lost:
         print(f"graspcl: {lost} of {len(inputs)} inputs could not be read", file=sys.stderr)
     if lost == len(inputs):
         raise GraspError("nothing was predicted")
     return len(inputs) - lost
-
-
-def _inert(cell: str) -> str:
-    """Return a cell as a spreadsheet shows it: with an apostrophe before what it would execute as a formula.
-
-    >>> [_inert(cell) for cell in ("=1+1", "@home/1.jpg", "-1.5", "cat")]
-    ["'=1+1", "'@home/1.jpg", '-1.5', 'cat']
-    """
-    return f"'{cell}" if re.match(r"[=+\-@\t\r\n]", cell) and not re.fullmatch(r"[+-]?\d+(\.\d*)?", cell) else cell
 
 
 def _images(given: str, run: Path) -> list[Input]:
