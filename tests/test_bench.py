@@ -72,6 +72,7 @@ TINY = {
     "decode": {"batch": 4, "side": 8, "channels": 16},
     "session": {"updates": 4, "stored": 40},
     "heads": {"stored": 40, "classes": 4},
+    "state": {"small": 16, "large": 2048},
     "policies": {"stored": 512, "few": 32},
 }
 

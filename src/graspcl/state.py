@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from graspcl.errors import GraspError
+from graspcl.files import check_regular
 from graspcl.integrity import pack_tensors, read_tensors
 
 if TYPE_CHECKING:  # loaded when a state is saved or read: writing plain files needs no torch
@@ -25,8 +26,11 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Write a file in one step, creating its folders.
 
     The content goes to a file beside `path`, is synced, and then replaces `path`. If that fails with an OSError,
-    `path` is unchanged. Processes that read or map the old file keep it as it was.
+    `path` is unchanged. Processes that read or map the old file keep it as it was. A device or pipe, such as
+    /dev/stdout, is not replaced: that is an OSError.
     """
+    if path.exists():
+        check_regular(path, os.stat(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:

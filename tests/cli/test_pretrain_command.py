@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -97,6 +98,15 @@ def test_supervised_training_writes_network_codec_and_settings(train, pictures, 
     assert json.loads(header["__metadata__"]["graspcl"])["codec"]["name"] == "opq"
 
 
+def test_an_unreadable_picture_is_left_out(train, pictures, tmp_path, capsys) -> None:
+    copy = tmp_path / "pictures"
+    shutil.copytree(pictures, copy)
+    (copy / "train" / "bee" / "broken.png").write_bytes(b"no picture")
+    file = train("weights.safetensors", "--data.path", str(copy), "--base.stages", "supervised(epochs=1)")
+    assert read_header(file)["settings"]["images"] == 40
+    assert "1 samples cannot be read and are left out" in " ".join(capsys.readouterr().out.split())
+
+
 def test_swav_without_labels_and_what_a_run_begins_from(train, pictures, tmp_path, capsys) -> None:
     swav = train("swav", "--base.stages", SWAV)
     said = capsys.readouterr().out
@@ -153,9 +163,9 @@ def test_a_run_trains_the_base_of_a_preset_once_and_resumes(train, pictures, tmp
 
 def test_stages_follow_each_other_and_each_is_trained_once(train, capsys) -> None:
     first = train("first", "--base.stages", f"{SWAV},supervised(epochs=1,batch_size=8)")
-    assert "read from the cache" not in capsys.readouterr().out
+    assert "pretraining: read from the cache" not in capsys.readouterr().out
     second = train("second", "--base.stages", f"{SWAV},supervised(epochs=1,batch_size=8,optimiser=adamw,lr=0.001)")
-    assert capsys.readouterr().out.count("read from the cache") == 1
+    assert capsys.readouterr().out.count("pretraining: read from the cache") == 1
     stages = [read_header(file)["settings"]["stages"] for file in (first, second)]
     assert [[stage["method"] for stage in each] for each in stages] == [["swav", "supervised"]] * 2
     assert stages[0][0]["key"] == stages[1][0]["key"] and stages[0][1]["key"] != stages[1][1]["key"]
@@ -166,9 +176,9 @@ def test_stages_follow_each_other_and_each_is_trained_once(train, capsys) -> Non
 def test_data_with_the_same_base_share_its_training(train, capsys) -> None:
     all_classes = train("all", "--base.stages", SWAV, "--stream.base_classes", "2")
     fewer = train("fewer", "--base.stages", SWAV, "--stream.base_classes", "2", "--data.classes", "3")
-    assert same(all_classes, fewer) and capsys.readouterr().out.count("read from the cache") == 1
+    assert same(all_classes, fewer) and capsys.readouterr().out.count("pretraining: read from the cache") == 1
     train("others", "--base.stages", SWAV, "--stream.base_classes", "3", "--data.classes", "3")
-    assert "read from the cache" not in capsys.readouterr().out
+    assert "pretraining: read from the cache" not in capsys.readouterr().out
 
 
 def test_one_seed_one_result_and_an_order_of_classes(train, tmp_path) -> None:

@@ -160,7 +160,7 @@ def test_a_toml_file_of_ones_own_may_be_short(tmp_path):
     assert config == Config("mine", Part("uniform"), seed=4, buffer=BufferConfig(100), codec=Part("opq", {"size": 16}))
 
 
-def test_stages_of_the_base_in_three_ways(tmp_path):
+def test_stages_of_the_base_in_four_ways(tmp_path):
     swav, labels = Part("swav", {"epochs": 400, "large": [0.2, 1]}), Part("supervised", {"epochs": 50})
     python = dataclasses.replace(preset("imagenet-300"), base=BaseConfig((swav, labels)))
     file = tmp_path / "mine.toml"
@@ -176,6 +176,8 @@ name = "supervised"
 epochs = 50
 """)
     assert resolve(run, str(file), []) == python
+    file.write_text('extends = "imagenet-300"\n[base]\nstages = ["swav(epochs=400)", "supervised(epochs=50)"]')
+    assert resolve(run, str(file), []).base.stages == (Part("swav", {"epochs": 400}), labels)
     line = resolve(run, "imagenet-300", ["--base.stages", "swav(epochs=400), supervised(epochs=50)"])
     assert line.base.stages == (Part("swav", {"epochs": 400}), labels)
     assert resolve(run, "imagenet-300", ["--base", "supervised"]).base.stages == (Part("supervised"),)
@@ -323,6 +325,7 @@ def test_reciprocal_shift_is_the_former_name_of_published(tmp_path):
         ({"stop": 0}, "stop.patience must be a whole number of at least 1 or none, got 0"),
         ({"stream.blurry": 1}, r"stream.blurry must be a number in \[0, 1\), got 1.0"),
         ({"base.stages": 3}, "base.stages must be a list such as swav"),
+        ({"base.stages": ["swav", 3]}, "base.stages must be a list such as swav.*, got 3"),
         ({"base.epochs": 3}, "no setting 'base.epochs'; write --base.stages 'supervised"),
         ({"base.weights": "a.pth"}, r"no setting 'base.weights'; write --base.stages 'weights\(file=FILE\)'"),
         ({"optimiser.lr": "fast"}, "optimiser.lr must be a positive number, got 'fast'"),

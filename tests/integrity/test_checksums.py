@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -40,6 +41,36 @@ def test_every_bit_of_arrays_counts(tmp_path):
         file.write_bytes(damaged)
         with pytest.raises(Damaged):
             read_arrays(file)
+
+
+def test_a_pipe_in_a_run_folder_is_not_waited_for(tmp_path):
+    place = RunFolder(tmp_path)
+    (tmp_path / "checkpoints").mkdir()
+    for name in ("config.toml", "classes.json", "checksums.json", "a.npz", "checkpoints/000001.safetensors"):
+        os.mkfifo(tmp_path / name)
+    for read in (lambda: read_arrays(tmp_path / "a.npz"), lambda: read_text(tmp_path / "classes.json")):
+        with pytest.raises(OSError, match="it is a pipe, not a regular file"):
+            read()
+    with pytest.raises(GraspError, match="it is a pipe"):
+        load_state(tmp_path / "checkpoints" / "000001.safetensors")
+    with pytest.raises(GraspError):
+        place.config()
+    assert place.load_checkpoint(lambda said: None) is None
+
+
+def test_arrays_that_unpack_too_far_are_not_unpacked(tmp_path):
+    (tmp_path / "a.npz").write_bytes(pack_arrays({"x": np.zeros(120 * 2**20, np.uint8)}))
+    with pytest.raises(Damaged, match=r"it unpacks to 125,\d+,\d+ bytes, more than 100 times its size"):
+        read_arrays(tmp_path / "a.npz")
+
+
+def test_a_small_file_takes_little_memory(tmp_path):
+    (tmp_path / "a.npz").write_bytes(pack_arrays({"x": np.arange(3)}))
+    tracemalloc.start()
+    read_arrays(tmp_path / "a.npz")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10**7
 
 
 def test_every_bit_of_a_state_counts(tmp_path):
@@ -156,6 +187,18 @@ def test_a_file_is_synced_before_and_its_folder_after_it_is_in_place(tmp_path, m
     monkeypatch.setattr("os.replace", lambda part, path: (order.append("replace"), replace(part, path)))
     write_whole(tmp_path / "a.txt", lambda file: file.write(b"x"))
     assert order == [f"a.txt.{os.getpid()}.part", "replace", tmp_path.name]
+
+
+def test_devices_and_pipes_are_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "device").symlink_to(os.devnull)
+    for name in ("pipe", "device"):
+        with pytest.raises(OSError, match=f"it is a {name}, not a regular file"):
+            write_whole(tmp_path / name, lambda file: file.write(b"x"))
+    assert (tmp_path / "pipe").is_fifo() and (tmp_path / "device").is_symlink()
+    (tmp_path / "loop").symlink_to("loop")
+    write_whole(tmp_path / "loop", lambda file: file.write(b"x"))
+    assert (tmp_path / "loop").read_bytes() == b"x" and len([*tmp_path.iterdir()]) == 3
 
 
 def test_a_state_that_is_mapped_keeps_its_content(tmp_path):

@@ -1,91 +1,123 @@
-"""Damage of every kind to every kind of file: it is told or without effect, and never a traceback."""
+"""Damage of every kind to every kind of file, seen by a user of the program: told or without effect, never a traceback.
+
+The commands run in this process, on copies of small folders, so that hundreds of mutations take minutes.
+"""
 
 import collections
-import dataclasses
+import contextlib
 import io
 import itertools
+import json
 import shutil
+import signal
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 
-from graspcl.codec import Half
-from graspcl.data import Samples, data_sources
+from graspcl.cli import main
 from graspcl.errors import GraspError
-from graspcl.experiment import load_learner, run
 from graspcl.experiment.live import ProgressFile
 from graspcl.experiment.pretraining import build_network
 from graspcl.learner import Rehearsal
-from graspcl.pretrain import load_codec, load_weights, save_weights
-from graspcl.report import find_runs, gather, runs_table
+from graspcl.pretrain import load_codec, load_weights, read_header
 from graspcl.report.watch import WatchedRun
-from graspcl.settings import change, preset
+from graspcl.settings.presets import load
 from graspcl.state import load_state
 from graspcl.stream import load_stream
 
 pytest.importorskip("jinja2", reason="needs graspcl[report]")
+Image = pytest.importorskip("PIL.Image", reason="needs graspcl[images]")
 
-OPTIONS = {"name": "small", "data.path": "dots", "stream.base_classes": 2, "stream.sessions": 3, "budget.updates": 3,
-           "codec": "half", "checkpoint.seconds": 0, "measure.drift": 4}  # fmt: skip
-
-
-class Dots(Samples[torch.Tensor]):
-    """6 classes of 12 vectors."""
-
-    def __init__(self):
-        labels, number = np.repeat(np.arange(6), 12), np.arange(72)
-        self.values = np.random.default_rng(0).normal(size=(72, 256)).astype(np.float32) + labels[:, None]
-        names = [f"class {label}" for label in range(6)]
-        super().__init__("dots", "1", names, labels, number, number[number % 3 > 0], number[number % 3 == 0])
-
-    def read(self, indices):
-        return torch.from_numpy(self.values[self.check(indices)])
-
+SETTINGS = """
+name = "small"
+codec = "half"
+network = "small(embedding=16)"
+policy = "grasp"
+data = {path = "photos", pixels = 8}
+stream = {base_classes = 2, sessions = 3}
+base = {stages = ["supervised(epochs=1, batch_size=8)"], passes = 1.0}
+budget = {updates = 3, batch_size = 8}
+optimiser = {lr = 0.05}
+measure = {drift = 4}
+checkpoint = {seconds = 0.0}
+execution = {device = "cpu"}
+"""
 
 # -- what is damaged ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory):
-    """A finished run, one that was stopped in a session, their cache, and exported files."""
+    """A folder with a finished run, one that was stopped in a session, their cache, and exported weights.
+
+    The program works in this folder, on parts of it that are copied to `used`.
+    """
     place = tmp_path_factory.mktemp("sound")
+    rng = np.random.default_rng(0)
+    for label, name in enumerate(("ant", "bee", "cod", "dab", "emu")):
+        (place / "photos" / name).mkdir(parents=True)
+        for number in range(8):
+            pixels = np.clip(50 * label + rng.normal(0, 40, (8, 8, 3)), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(place / "photos" / name / f"{number}.png")
+    (place / "photos" / "ant" / "broken.png").write_bytes(b"no image")
+    (place / "settings.toml").write_text(SETTINGS)
+    handler = signal.getsignal(signal.SIGTERM)
     with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
         patch.setattr("os.fsync", lambda file: None)
-        patch.setenv("GRASPCL_CACHE", str(place / "cache"))
-        data_sources.names()
-        patch.setitem(data_sources._parts, "dots", Dots)
-        patch.setitem(data_sources._declared, "dots", {"gives": "vectors"})
-        config = change(preset("listings"), OPTIONS)
-        run(config, place / "finished", base=place / "base")
-        with patch.context() as stopping, pytest.raises(KeyboardInterrupt):
+        patch.setenv("GRASPCL_CACHE", "cache")
+        patch.setenv("COLUMNS", "200")
+        graspcl("run", "settings.toml", "--out", "finished")
+        with patch.context() as stopping:
             stopping.setattr(Rehearsal, "step", stopped_at(7, Rehearsal.step))
-            run(config, place / "stopped", base=place / "base")
-        ProgressFile(place / "stopped")
-        (place / "export").mkdir()
-        save_weights(build_network(config), place / "export" / "weights.safetensors", Half(), {"classes": ["a"]})
-        shutil.copy(place / "finished" / "stream.npz", place / "export" / "stream.npz")
-        yield place, config
+            with pytest.raises(Stopped):
+                graspcl("run", "settings.toml", "--out", "stopped")
+        graspcl("pretrain", "settings.toml", "--out", "export/weights.safetensors")
+        graspcl("stream", "save", "settings.toml", "--out", "export/stream.npz")
+        patch.setenv("GRASPCL_CACHE", "used/cache")
+        yield place
+    signal.signal(signal.SIGTERM, handler)
+
+
+class Stopped(Exception):
+    """A run ends amid a session."""
 
 
 def stopped_at(number, step):
-    """A step whose call `number` is interrupted."""
+    """A step whose call `number` does not happen."""
     calls = iter(range(number))
 
     def once(self):
         if next(calls, None) is None:
-            raise KeyboardInterrupt
+            raise Stopped
         step(self)
 
     return once
 
 
+class Refused(Exception):
+    """The program ended with a message."""
+
+
+def graspcl(*arguments):
+    """Run a command; return what it prints."""
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told), contextlib.redirect_stderr(told):
+        try:
+            main(arguments)
+        except SystemExit as end:
+            if end.code:
+                raise Refused(told.getvalue()) from None
+    return told.getvalue()
+
+
 def files(place):
-    """Every file that is read again, by the part it belongs to."""
-    found = [path.relative_to(place) for path in sorted(place.rglob("*")) if path.is_file() and path.suffix]
-    return [path for path in found if path.name != ".lock"]
+    """Every file that is read again."""
+    found = [path.relative_to(place) for part in COMMANDS for path in sorted((place / part).rglob("*.*"))]
+    return [path for path in found if (place / path).is_file() and not path.name.startswith(".")]
 
 
 def flip(content, rng):
@@ -120,75 +152,80 @@ MUTATIONS = (flip, truncate, swap, zero, append)
 # -- what is done with it: each returns an answer that can be compared, and what it told ------------------------------
 
 
-def repeated(place, config):
-    """The results of a run that starts from the cache, or from the shared state after the base, that it finds."""
-    return resumed(place.parent / "repeated", config, place if place.name == "base" else None)
+def run(part, *options):
+    """The results of a run that is resumed, that is finished already, or that starts from what it finds."""
+    options = (*options, "--checkpoint.seconds", "60")  # saving every update again would take most of the time
+    told = graspcl("run", "settings.toml", "--out", f"used/{part}", *options)
+    folder = Path(told.rpartition("Run: ")[2].strip())
+    summary = json.loads((folder / "summary.json").read_text())
+    timeless = {name: value for name, value in summary.items() if not name.endswith(("seconds", "joules"))}
+    with np.load(folder / "predictions.npz") as predictions:
+        return plain([timeless, dict(predictions)]), ""
 
 
-def resumed(place, config, base=None):
-    """The results of a run that is resumed, or that is finished already."""
-    summary = run(config, place, base=base)
-    with np.load(place / "predictions.npz") as file:
-        arrays = dict(file)
-    timed = ("seconds", "joules")
-    values = {name: value for name, value in summary.items() if not name.endswith(timed)}
-    return plain([values, arrays]), ()
+def run_from_base(part):
+    """Another policy starts from the same state."""
+    return run(part, "--policy", "uniform")
 
 
-def predicted(place, config):
-    learned = load_learner(place)
-    found = learned.predict(Dots().values[:9])
-    return plain([found.classes, found.probabilities]), ()
+def run_from_export(part):
+    stages, stream = "weights(file=used/export/weights.safetensors)", "used/export/stream.npz"
+    return run("new", "--base.stages", stages, "--stream.file", stream)
 
 
-def reported(place, config):
-    (found,) = gather([place]).runs
-    return run_values(found), found.problems
+def run_from_cache(part):
+    return run("new")
 
 
-def listed(place, config):
-    (found,) = find_runs(place)
-    console = Console(file=io.StringIO(), width=200)
-    console.print(runs_table([found], place))
-    return console.file.getvalue(), found.problems
+def predict(part):
+    graspcl("predict", str(run_folder(part)), "photos", "--top", "5", "-o", "used/table.csv")
+    return Path("used/table.csv").read_text(), ""
 
 
-def watched(place, config):
-    shown = WatchedRun(place)
-    assert shown.page()
+def report(part):
+    told = graspcl("report", f"used/{part}", "--format", "csv", "-o", "used/report")
+    tables = {path.name: path.read_text() for path in Path("used/report").rglob("*.csv")}
+    return plain(tables), "problems" in told or "damaged" in told
+
+
+def runs(part):
+    told = graspcl("list", "runs", f"used/{part}")
+    return told, "cannot be read" in told or "damaged" in told
+
+
+def watch(part):
+    shown = WatchedRun(run_folder(part))
+    assert shown.page() and shown.news()
     return plain(shown._update()), shown._run.problems or not shown._heartbeat  # no news are shown as none
 
 
-def states(place, config):
-    return [plain(load_state(path)) for path in sorted((place / "checkpoints").glob("*"))], ()
+def load_states(part):
+    return [plain(load_state(path)) for path in sorted(run_folder(part).glob("checkpoints/*.safetensors"))], ""
 
 
-def exported(place, config):
-    network = build_network(config)
-    load_weights(network, place / "weights.safetensors")
-    codec, stream = load_codec(place / "weights.safetensors"), load_stream(place / "stream.npz")
+def load_export(part):
+    file, network = Path("used/export/weights.safetensors"), build_network(load(Path("settings.toml")))
+    load_weights(network, file, part="body")
+    stream = load_stream(Path("used/export/stream.npz"))
     sessions = [stream.base, *stream.sessions, stream.labels, list(stream.home.items())]
-    return plain([dict(network.state_dict()), type(codec).__name__, sessions]), ()
+    return plain([read_header(file), dict(network.state_dict()), type(load_codec(file)).__name__, sessions]), ""
 
 
 COMMANDS = {
-    "finished": (predicted, reported, listed, resumed, states),
-    "stopped": (resumed, reported, listed, watched, states),
-    "cache": (repeated,),
-    "base": (repeated,),
-    "export": (exported,),
+    "finished": (run, predict, report, runs, load_states),
+    "stopped": (run, report, runs, watch, load_states),
+    "cache": (run_from_cache,),
+    "export": (run_from_export, load_export),
 }
 
 
-def run_values(found):
-    skipped = ("path", "problems")
-    return plain({one.name: getattr(found, one.name) for one in dataclasses.fields(found) if one.name not in skipped})
+def run_folder(part):
+    (config,) = Path("used", part).rglob("config.toml")
+    return config.parent
 
 
 def plain(value):
     """A value of nested arrays as text."""
-    if dataclasses.is_dataclass(value):
-        return plain(vars(value))
     if isinstance(value, dict):
         return {str(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -199,64 +236,70 @@ def plain(value):
     return repr(value)
 
 
-def answer(place, config, part, command, scratch, damage=None):
+def answer(place, part, command, damage=lambda: None):
     """Use a copy of a part, after `damage` to it."""
-    copies = shutil.copytree(place / part, scratch / part)
-    try:
-        if damage is not None:
-            damage(copies)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("GRASPCL_CACHE", str(copies if part == "cache" else place / "cache"))
-            return command(copies, config)
-    finally:
-        shutil.rmtree(scratch)
+    shutil.rmtree(place / "used", ignore_errors=True)
+    for name in {part, "cache"}:
+        shutil.copytree(place / name, place / "used" / name)
+    if part == "stopped":
+        ProgressFile(run_folder(part))  # this process is at work
+    damage()
+    return command(part)
 
 
-def outcome(place, config, path, mutate, command, scratch, expected, rng):
+def outcome(place, path, mutate, command, expected, rng):
     """Damage one file and use it; return what came of it."""
 
-    def damage(copies):
-        file = copies.joinpath(*path.parts[1:])
+    def damage():
+        file = place / "used" / path
         content = bytearray(file.read_bytes())
         mutate(content, rng)
         file.write_bytes(content)
 
     try:
-        found, told = answer(place, config, path.parts[0], command, scratch, damage)
-    except GraspError:
+        found, told = answer(place, path.parts[0], command, damage)
+    except (GraspError, Refused):
         return "refused"
     except Exception as error:
         return f"traceback: {type(error).__name__}: {error}"
     return "same result" if found == expected else "told" if told else "SILENT"
 
 
-def suite(sound, scratch, number, seed):
+def suite(place, number, seed):
     """Count the outcomes of random mutations; return them, and those that are wrong."""
-    (place, config), rng = sound, np.random.default_rng(seed)
-    answers, found, wrong = {}, collections.Counter(), []
+    rng, answers, found, wrong = np.random.default_rng(seed), {}, collections.Counter(), []
     for path in itertools.islice(itertools.cycle(rng.permutation(files(place))), number):  # all files equally often
-        mutate = MUTATIONS[rng.integers(len(MUTATIONS))]
-        part = path.parts[0]
-        command = COMMANDS[part][rng.integers(len(COMMANDS[part]))]
+        part, mutate = path.parts[0], MUTATIONS[rng.integers(len(MUTATIONS))]
+        commands = (run_from_base,) if "base" in path.parts and part != "cache" else COMMANDS[part]
+        command = commands[rng.integers(len(commands))]
         if (part, command) not in answers:
-            answers[part, command] = answer(place, config, part, command, scratch)[0]
-        result = outcome(place, config, path, mutate, command, scratch, answers[part, command], rng)
-        found[result.partition(":")[0]] += 1
+            answers[part, command] = answer(place, part, command)[0]
+        result = outcome(place, path, mutate, command, answers[part, command], rng)
+        found[command.__name__, result.partition(":")[0]] += 1
         if result.startswith("traceback") or result == "SILENT":
             wrong.append(f"{mutate.__name__} of {path}, {command.__name__}: {result}")
     return found, wrong
 
 
-def test_a_sample_of_mutations(sound, tmp_path, capsys):
-    found, wrong = suite(sound, tmp_path / "scratch", 40, seed=1)
+def counted(found):
+    """The count of each outcome, over all commands and by command."""
+    totals = collections.Counter()
+    for (_, result), count in found.items():
+        totals[result] += count
+    lines = [f"{command:16} {result:12} {count:4}" for (command, result), count in sorted(found.items())]
+    return "\n".join(["", f"{sum(totals.values())} mutations: {dict(totals)}", *lines, ""])
+
+
+def test_a_sample_of_mutations(sound, capsys):
+    found, wrong = suite(sound, 40, seed=1)
     with capsys.disabled():
-        sys.stdout.write(f"\nmutations: {dict(found)}\n")
-    assert wrong == [] and found["refused"] + found["told"] > 5
+        sys.stdout.write(counted(found))
+    assert wrong == [] and sum(count for (_, result), count in found.items() if result in ("refused", "told")) > 5
 
 
 @pytest.mark.slow
-def test_five_hundred_mutations(sound, tmp_path, capsys):
-    found, wrong = suite(sound, tmp_path / "scratch", 500, seed=2)
+def test_five_hundred_mutations(sound, capsys):
+    found, wrong = suite(sound, 500, seed=2)
     with capsys.disabled():
-        sys.stdout.write(f"\nmutations: {dict(found)}\n")
+        sys.stdout.write(counted(found))
     assert wrong == [] and sum(found.values()) == 500

@@ -40,6 +40,14 @@ def test_csv_has_plain_numbers_and_their_spread_apart(report, tmp_path):
         assert len(list(csv.DictReader(file))) == 32 * 4  # every run: the start and three sessions
 
 
+def test_a_spreadsheet_executes_no_cell():
+    """Names of classes and runs come from folders and tables of others."""
+    columns = [Column("=1+1", numeric=False), Column("@b", group="-c"), Column("α")]
+    rows = [[text_cell("=cmd|' /C calc'!A0"), text_cell("+1"), text_cell("-1.5")], [text_cell("@x")] * 3]
+    found = list(csv.reader(as_csv(Table("t", "T", columns, rows)).splitlines(keepends=True)))
+    assert found[0] == ["'=1+1", "'-c: @b", "α"] and [row[0] for row in found[1:]] == ["'=cmd|' /C calc'!A0", "'@x"]
+
+
 def test_a_table_stays_a_table_whatever_it_holds():
     columns = [Column("a|b", numeric=False), Column("α")]
     table = Table(

@@ -10,7 +10,9 @@ from typing import Any
 
 from graspcl.errors import GraspError
 
-BENCHES = {name: name for name in ("selection", "insert", "decode", "session", "heads")} | {"policies": "policy_times"}
+BENCHES = {name: name for name in ("selection", "insert", "decode", "session", "heads", "state")} | {
+    "policies": "policy_times"
+}
 # Not part of "all", since they take minutes; with their options.
 ON_REQUEST = {
     "network": ("pixels", "compile"),

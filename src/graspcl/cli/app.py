@@ -19,7 +19,7 @@ from graspcl.cli.tune import tune
 
 def bench(
     what: Literal[
-        "selection", "insert", "decode", "session", "heads", "policies", "network", "workspace", "all"
+        "selection", "insert", "decode", "session", "heads", "state", "policies", "network", "workspace", "all"
     ] = "all",
     *,
     json: bool = False,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import os
-import re
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -17,7 +16,7 @@ from cyclopts import Parameter
 
 from graspcl.cli.options import AtLeastOne, Plugins, load_plugins
 from graspcl.errors import GraspError, nearest
-from graspcl.files import bounded_lines
+from graspcl.files import bounded_lines, inert_cell
 from graspcl.limits import limit
 from graspcl.state import write_whole
 
@@ -151,7 +150,7 @@ def _csv_lines(file: IO[str], top: int, marks: bool) -> Line:
     def write(name: str, best: list[tuple[str, float]], unknown: Any) -> None:
         cells = [cell for one, value in best for cell in (one, f"{value:.6f}")]
         mark = [] if not marks else [""] if unknown is None else ["yes" if unknown else "no"]
-        writer.writerow([*map(_inert, (name, *cells)), *[""] * (2 * top - len(cells)), *mark])
+        writer.writerow([*map(inert_cell, (name, *cells)), *[""] * (2 * top - len(cells)), *mark])
 
     return write
 
@@ -163,15 +162,6 @@ def _json_lines(file: IO[str]) -> Line:
         file.write(dumps({"input": name, "classes": classes, **mark}) + "\n")
 
     return write
-
-
-def _inert(cell: str) -> str:
-    """Return a cell as a spreadsheet shows it: with an apostrophe before what it would execute as a formula.
-
-    >>> [_inert(cell) for cell in ("=1+1", "@home/1.jpg", "-1.5", "cat")]
-    ["'=1+1", "'@home/1.jpg", '-1.5', 'cat']
-    """
-    return f"'{cell}" if re.match(r"[=+\-@\t\r\n]", cell) and not re.fullmatch(r"[+-]?\d+(\.\d*)?", cell) else cell
 
 
 def _images(given: str, title: str) -> list[Input]:

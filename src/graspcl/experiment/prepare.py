@@ -111,8 +111,11 @@ def write_weights(config: Config, file: Path, progress: Progress) -> dict[str, A
     config = _with_weights(config, progress)
     samples, order = open_data(config)
     known = order[: config.stream.base_classes or len(order)]
-    base = samples.train[np.isin(samples.labels[samples.train], known)]
     _probe(network, samples)
+    scanned = _read_all(samples, "readable", "checking", progress)
+    base = samples.train[np.isin(samples.labels[samples.train], known) & scanned.readable[samples.train]]
+    if broken := [problem for problem in scanned.problems if problem]:
+        progress.note(f"{len(broken):,} samples cannot be read and are left out: {few(broken)}")
     # Find out now, not after hours, whether the codec can be trained on such latents.
     quick = {"iterations": 1} if "iterations" in codecs.parameters(config.codec.name) else {}
     trial = codecs.create(config.codec.name, **{**config.codec.parameters, **quick})

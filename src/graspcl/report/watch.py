@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from graspcl.errors import GraspError
+from graspcl.files import read_regular
 from graspcl.integrity import Damaged, read_object
 from graspcl.machine import process_start
 from graspcl.report.measures import NONE
@@ -97,7 +98,7 @@ class WatchedRun:
     @property
     def _heartbeat(self) -> dict[str, Any]:
         with contextlib.suppress(OSError, Damaged):
-            return read_object((self.path / _HEARTBEAT).read_bytes())
+            return read_object(read_regular(self.path / _HEARTBEAT))
         return {}
 
     def _update(self) -> dict[str, Any]:

@@ -236,12 +236,14 @@ def _build(group: type, values: Mapping[str, Any], prefix: str = "") -> Any:
 
 
 def _parts(value: Any, name: str) -> tuple[Part, ...]:
-    """Convert a list of parts: as on the command line, or as tables of a TOML file."""
+    """Convert a list of parts: texts as on the command line, or tables of a TOML file."""
     if isinstance(value, str):
-        value = [] if parse(value) is None else parse_parts(value)
-    if not isinstance(value, list | tuple):
-        raise GraspError(f"{name} must be a list such as swav(epochs=400),supervised, got {value!r}")
-    tables = [one if isinstance(one, Mapping) else as_plain(one) for one in value]
+        value = [] if parse(value) is None else [value]
+    parts: list[Any] = list(value) if isinstance(value, list | tuple) else [value]
+    parts = [part for one in parts for part in (parse_parts(one) if isinstance(one, str) else [one])]
+    if wrong := [one for one in parts if not isinstance(one, Mapping | Part)]:
+        raise GraspError(f"{name} must be a list such as swav(epochs=400),supervised, got {shown(wrong[0])}")
+    tables = [as_plain(one) if isinstance(one, Part) else one for one in parts]
     return tuple(_build(Part, {str(key): each for key, each in table.items()}) for table in tables)
 
 

@@ -14,6 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from graspcl.files import inert_cell
 from graspcl.report import measures
 from graspcl.report.model import Report
 from graspcl.report.paper import paper_table
@@ -87,12 +88,15 @@ def slug(text: str) -> str:
 
 
 def as_csv(table: Table) -> str:
-    """Return plain numbers. Columns "± 95 %" and "std" hold half of the interval and the standard deviation."""
+    """Return plain numbers, and texts that a spreadsheet does not execute.
+
+    Columns "± 95 %" and "std" hold half of the interval and the standard deviation.
+    """
     columns = []
     for place, column in enumerate(table.columns):
-        name = f"{column.group}: {column.heading}" if column.group else column.heading
+        name = inert_cell(f"{column.group}: {column.heading}" if column.group else column.heading)
         cells = [row[place] for row in table.rows]
-        columns.append([name, *(cell.number if column.numeric else cell.text for cell in cells)])
+        columns.append([name, *(cell.number if column.numeric else inert_cell(cell.text) for cell in cells)])
         for suffix, values in (("± 95 %", [cell.half for cell in cells]), ("std", [cell.std for cell in cells])):
             if not all(map(math.isnan, values)):
                 columns.append([f"{name} {suffix}", *map(plain_number, values)])
