@@ -25,10 +25,11 @@ MAY_IMPORT = {
     "stream": set(),
     "data": set(),
     "metric": set(),
+    "distributed": {"buffer", "policy", "model", "learner"},
     "settings": PARTS | {"pretrain"},
-    "experiment": PARTS | {"settings", "pretrain", "metric"},
+    "experiment": PARTS | {"settings", "pretrain", "metric", "distributed"},
     "report": {"metric"},
-    "cli": PARTS | {"settings", "experiment", "pretrain", "report", "bench"},
+    "cli": PARTS | {"settings", "experiment", "pretrain", "report", "bench", "distributed"},
     "bench": PARTS,
     "testing": PARTS,
 }

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from graspcl.registry import load_plugin
 
 _SUBMODULES = {
-    "bench", "buffer", "codec", "data", "errors", "experiment", "learner", "machine", "metric", "model", "policy",
-    "pretrain", "report", "settings", "stream", "testing",
+    "bench", "buffer", "codec", "data", "distributed", "errors", "experiment", "learner", "machine", "metric",
+    "model", "policy", "pretrain", "report", "settings", "stream", "testing",
 }  # fmt: skip
 _HOMES = {"Buffer": "buffer", "GraspError": "errors", "load_plugin": "registry", "networks": "model"}
 _HOMES |= dict.fromkeys(
