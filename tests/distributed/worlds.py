@@ -6,6 +6,7 @@ imports once.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
@@ -151,8 +152,7 @@ def free_port() -> int:
 
 
 def _drive() -> None:
-    import torch._dynamo  # loaded by the first update, which takes seconds
-
+    importlib.import_module("torch._dynamo")  # the first update would load it, which takes seconds
     Buffer(2).insert_codes(np.eye(3, dtype=np.float32), [0, 0, 1])  # compiled kernels
     for name in policies.names():
         policies.create(name).warm_up()

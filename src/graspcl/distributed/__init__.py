@@ -1,6 +1,6 @@
 """Learning on several processes or machines at once (torch.distributed): same draws and weights as in one process."""
 
 from graspcl.distributed.learners import distributed
-from graspcl.distributed.ranks import Ranks, is_first, joined, launched
+from graspcl.distributed.ranks import Ranks, is_first, joined, launched, text_digest
 
-__all__ = ["Ranks", "distributed", "is_first", "joined", "launched"]
+__all__ = ["Ranks", "distributed", "is_first", "joined", "launched", "text_digest"]

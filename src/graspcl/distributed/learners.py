@@ -10,8 +10,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from graspcl.cache import digest_of
-from graspcl.distributed.ranks import Ranks
-from graspcl.distributed.session import SharedSession, text_digest
+from graspcl.distributed.ranks import Ranks, text_digest
+from graspcl.distributed.session import SharedSession
 from graspcl.distributed.sharing import SharedForward, average_gradients
 from graspcl.errors import GraspError
 from graspcl.learner import Learner

@@ -7,6 +7,8 @@ ring algorithms send it, so that it can be compared with the formulas of docs/sc
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -47,10 +49,8 @@ def joined(timeout: float = 600.0, device: str = "auto") -> Iterator[Ranks]:
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(seconds=timeout))
-    try:
-        yield Ranks()
-    finally:
-        dist.destroy_process_group()
+    yield Ranks()
+    dist.destroy_process_group()  # after an error it could wait for ranks that are gone
 
 
 class Ranks:
@@ -67,6 +67,7 @@ class Ranks:
         self.device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
         self.sent: Counter[str] = Counter()  # bytes that this rank has sent, by part
         self.separate = False  # True within `apart`
+        self._lost = False  # True after an exchange has failed
 
     def share(self, number: int) -> list[int]:
         """Return how many of `number` rows each rank takes: equal within one, in order of the ranks."""
@@ -92,7 +93,8 @@ class Ranks:
         padded = rows.new_zeros(most, *rows.shape[1:], device=self.device)
         padded[: len(rows)] = rows
         found = [torch.empty_like(padded) for _ in range(self.world)]
-        dist.all_gather(found, padded)
+        with self._exchange():
+            dist.all_gather(found, padded)
         self.sent[part] += (self.world - 1) * padded.nbytes
         return torch.cat([one[:count] for one, count in zip(found, counts, strict=True)]).to(rows.device)
 
@@ -108,7 +110,8 @@ class Ranks:
         if self.world == 1:
             return values
         found = values.to(self.device, copy=True)
-        dist.all_reduce(found, how)
+        with self._exchange():
+            dist.all_reduce(found, how)
         self.sent[part] += 2 * (self.world - 1) * found.nbytes // self.world
         return found.to(values.device)
 
@@ -121,16 +124,32 @@ class Ranks:
             return rows
         given = torch.tensor(counts, dtype=torch.int64, device=self.device)
         taken = torch.empty_like(given)
-        dist.all_to_all_single(taken, given)
-        found = rows.new_empty(int(taken.sum()), *rows.shape[1:], device=self.device)
-        dist.all_to_all_single(found, rows.to(self.device).contiguous(), taken.tolist(), list(counts))
+        with self._exchange():
+            dist.all_to_all_single(taken, given)
+            found = rows.new_empty(int(taken.sum()), *rows.shape[1:], device=self.device)
+            dist.all_to_all_single(found, rows.to(self.device).contiguous(), taken.tolist(), list(counts))
         row_bytes = rows.nbytes // max(1, len(rows))
         self.sent[part] += given.nbytes + row_bytes * (len(rows) - counts[self.rank])
         return found.to(rows.device)
 
-    def any(self, flag: bool) -> bool:
-        """Whether `flag` is true on any rank."""
-        return bool(self.maximum(torch.tensor([flag], dtype=torch.int32), "agreements")[0])
+    @contextlib.contextmanager
+    def _exchange(self) -> Iterator[None]:
+        """Turn torch's error about a lost rank into a readable one. Nothing more is sent afterwards."""
+        if self._lost:
+            raise GraspError(f"rank {self.rank} has lost the other ranks")
+        if self.separate:
+            raise GraspError("an exchange was started within Ranks.apart, where the other ranks do not take part")
+        try:
+            yield
+        except RuntimeError as error:
+            self._lost = True
+            reason = str(error).partition("\n")[0]
+            what = "a rank has died, or has not answered within the time-out"
+            raise GraspError(f"rank {self.rank} of {self.world} has lost the others: {what} ({reason})") from error
+
+    def any(self, *flags: bool) -> list[bool]:
+        """Return which of the `flags` are true on some rank."""
+        return self.maximum(torch.tensor(flags, dtype=torch.int32), "agreements").bool().tolist()
 
     def wait(self) -> None:
         """Wait until all ranks are here."""
@@ -154,3 +173,8 @@ def positions(holders: Array, world: int) -> tuple[Array, list[int]]:
     ([1, 0, 2], [1, 2])
     """
     return np.argsort(holders, kind="stable"), np.bincount(holders, minlength=world).tolist()
+
+
+def text_digest(value: Any) -> str:
+    """Return 16 hexadecimal digits of plain values."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]

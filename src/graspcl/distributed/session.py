@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from typing import Any
 
 import numpy as np
 
 from graspcl.cache import digest_of
-from graspcl.distributed.ranks import Ranks
+from graspcl.distributed.ranks import Ranks, text_digest
 from graspcl.policy import Policy, Session
 from graspcl.random import rng_state
 
@@ -34,8 +32,3 @@ class SharedSession(Session):
                 "their random generators": text_digest(rng_state(self.rng)),
             }
             self.ranks.agree(digests, _HINT)
-
-
-def text_digest(value: Any) -> str:
-    """Return 16 hexadecimal digits of plain values."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]

@@ -44,6 +44,8 @@ _CHECKPOINTS = 2  # kept: if the last one is damaged, the one before it is used
 class RunFolder:
     """The files of one run. Each is replaced in one step, and verified when it is read."""
 
+    writable = True
+
     def __init__(self, path: Path) -> None:
         self.path = path
 
@@ -159,8 +161,9 @@ class RunFolder:
 
     def load_checkpoint(self, note: Callable[[str], None]) -> dict[str, Any] | None:
         """Return the newest readable state; call `note` about damaged ones."""
-        for folder in (self.path, self.path / "checkpoints", self.path / "plans"):
-            drop_unfinished(folder)
+        if self.writable:
+            for folder in (self.path, self.path / "checkpoints", self.path / "plans"):
+                drop_unfinished(folder)
         for path in reversed(self._checkpoints()):
             try:
                 state = load_state(path, note)
@@ -179,6 +182,31 @@ class RunFolder:
 
     def _checkpoints(self) -> list[Path]:
         return sorted(path for path in self.path.glob("checkpoints/*.safetensors") if path.stem.isdecimal())
+
+
+class ReadOnlyFolder(RunFolder):
+    """The same files for a rank that reads them alone: what it would write, rank 0 writes."""
+
+    writable = False
+
+    @contextlib.contextmanager
+    def claim(self, config: Config) -> Iterator[None]:
+        yield
+
+    def clear(self) -> None:
+        pass
+
+    def write_texts(self, texts: dict[str, str]) -> None:
+        pass
+
+    def _write(self, name: str, content: bytes) -> None:
+        pass
+
+    def save_checkpoint(self, state: dict[str, Any]) -> None:
+        pass
+
+    def drop_checkpoints(self, all_but: int = 0) -> None:
+        pass
 
 
 @contextlib.contextmanager
