@@ -7,6 +7,7 @@ imports once.
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import os
 import shutil
@@ -23,10 +24,14 @@ import torch
 from graspcl import Budget, Buffer
 from graspcl.buffer import rules
 from graspcl.distributed import Ranks, distributed, joined
+from graspcl.distributed.shards import ShardedCodes
 from graspcl.learner import Learner, Optimiser, column_shapes, learners
 from graspcl.model import vector_network
 from graspcl.policy import policies
 from graspcl.state import load_state, save_state
+
+# By rank, a score that is equal to an earlier one up to rounding may come before or after it, in any number of processes.
+SMOOTH = dict.fromkeys(("max_loss", "min_confidence", "min_logit_distance", "min_margin"), {"weighting": "softmax"})
 
 DIM, CLASSES, CAPACITY = 8, 6, 45
 BUDGET = Budget(updates=4, batch_size=10)
@@ -60,6 +65,8 @@ def learn(ranks: Ranks | None, case: dict[str, Any]) -> dict[str, Any]:
     learner = make_learner(case)
     if ranks is not None:
         learner = distributed(learner, ranks, **case.get("how", {}))
+        if case.get("placed"):
+            place_by_chunk()
     drawn, stored = [], []
     for number, (inputs, labels) in enumerate(chunks(case)):
         learner.observe(inputs, labels, 1000 * number + np.arange(len(labels)))
@@ -67,15 +74,43 @@ def learn(ranks: Ranks | None, case: dict[str, Any]) -> dict[str, Any]:
         drawn.append(log.ids[log.picks] if len(log.picks) else np.empty((0, 0), np.int64))
         stored.append(np.array(learner.buffer.ids))
     network = {name: value for name, value in learner.network.state_dict().items() if value.is_floating_point()}
+    held = 0 if ranks is None or not case.get("how") else len(learner.buffer.shard()["slots"])
     probe = torch.from_numpy(np.random.default_rng(5).normal(size=(20, DIM))).float()
     return {
         "drawn": drawn, "stored": stored, "network": network, "logits": learner.logits(probe), "losses": log.losses,
-        "sent": dict(ranks.sent) if ranks is not None else {},
+        "sent": dict(ranks.sent) if ranks is not None else {}, "held": held,
     }  # fmt: skip
+
+
+def place_by_chunk() -> None:
+    """Let each insertion go to one rank: shards are uneven, some classes lie on one rank, and rank 3 holds nothing."""
+    insertions = itertools.count()
+    ShardedCodes._fewest = lambda codes, number: np.full(number, next(insertions) % min(3, codes.ranks.world))
 
 
 def learn_all(ranks: Ranks | None, cases: list[dict[str, Any]]) -> dict[str, Any]:
     return {"cases": [learn(ranks, case) for case in cases]}
+
+
+def first_session(ranks: Ranks, case: dict[str, Any]) -> dict[str, Any]:
+    """What a rank sends in the first session."""
+    learner = distributed(make_learner(case), ranks, **case["how"])
+    inputs, labels = chunks(case)[0]
+    learner.observe(inputs, labels)
+    ranks.sent.clear()
+    learner.rehearse(BUDGET)
+    parameters = sum(value.numel() for _, value in learner.network.plastic_parameters())
+    return {"sent": dict(ranks.sent), "classes": len(learner.classes), "parameters": parameters}
+
+
+def compare(results: list[dict[str, Any]], cases: list[dict[str, Any]]) -> dict[str, Any]:
+    """In what the ranks' results of `learn_all` differ from one process, and from each other."""
+    wrong = {}
+    for number, case in enumerate(cases):
+        found = [result["cases"][number] for result in results]
+        wrong[f"{case}"] = [differences(learn(None, case), one) for one in found]
+        wrong[f"{case}, ranks"] = [differences(found[0], one, tolerance=0) for one in found[1:]]
+    return {case: found for case, found in wrong.items() if any(found)}
 
 
 def differences(one: dict[str, Any], other: dict[str, Any], tolerance: float = 1e-5) -> list[str]:

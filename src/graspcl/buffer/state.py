@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graspcl.buffer.columns import Storage, pack, unpack
+from graspcl.buffer.columns import pack, unpack
 from graspcl.buffer.ledger import CHECKS
 from graspcl.errors import GraspError
 from graspcl.random import restore_rng, rng_state
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from graspcl.buffer.buffer import Buffer
 
 
-def saved_state(buffer: Buffer) -> dict[str, Any]:
-    """Return the state of a buffer."""
-    packed, names = "codes" if buffer._ragged else None, [name for name in buffer._storage if name != CHECKS]
+def saved_state(buffer: Buffer, without: str = "") -> dict[str, Any]:
+    """Return the state of a buffer; `without` names a column that is saved elsewhere."""
+    packed, names = "codes" if buffer._ragged else None, [n for n in buffer._storage if n not in (CHECKS, without)]
     return {
         "count": buffer._count,
         "seen": buffer.seen,
@@ -58,7 +58,7 @@ def restore_state(buffer: Buffer, state: Mapping[str, Any]) -> None:
         buffer.codec.load_state_dict(state["codec"])
     if columns and buffer._ledger is not None:
         columns[CHECKS] = np.zeros(int(state["count"]), np.uint64)
-    buffer._storage = Storage(buffer._storage.folder, columns)
+    buffer._storage = buffer._storage.like(columns)
     buffer._count, buffer.seen, buffer._overfull = int(state["count"]), int(state["seen"]), bool(state["overfull"])
     buffer.since = int(state.get("since", 0))  # states of earlier versions have it in the learner
     buffer.capacity = state["capacity"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -11,7 +11,8 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from graspcl.cache import digest_of
 from graspcl.distributed.ranks import Ranks, text_digest
-from graspcl.distributed.session import SharedSession
+from graspcl.distributed.session import ShardedSession, SharedSession
+from graspcl.distributed.shards import ShardedBuffer
 from graspcl.distributed.sharing import SharedForward, average_gradients
 from graspcl.errors import GraspError
 from graspcl.learner import Learner
@@ -21,7 +22,7 @@ from graspcl.random import rng_state
 L = TypeVar("L", bound=Learner)
 
 
-def distributed(learner: L, ranks: Ranks | None = None) -> L:
+def distributed(learner: L, ranks: Ranks | None = None, shards: Literal["ranks"] | None = None) -> L:
     """Let the ranks of a process group learn together; returns the learner itself.
 
     Every rank makes the same learner from the same seeds, and calls the same methods with the same arguments. Each
@@ -31,10 +32,12 @@ def distributed(learner: L, ranks: Ranks | None = None) -> L:
     Args:
         learner: any learner, before or after it has observed samples.
         ranks: by default those of the process group that was joined.
+        shards: with "ranks", each rank holds a part of the buffer's codes, and the capacity is that of all together. By
+            default every rank holds all of them.
 
     Raises:
-        GraspError: the ranks have different learners, or the network computes rows of a batch together, as BatchNorm
-            does in train mode.
+        GraspError: the ranks have different learners, the buffer cannot be divided, or the network computes rows of a
+            batch together, as BatchNorm does in train mode.
 
     ```python
     with joined() as ranks:  # started by: torchrun --nproc-per-node 4 program.py
@@ -56,9 +59,11 @@ def distributed(learner: L, ranks: Ranks | None = None) -> L:
         ),
     }
     ranks.agree(digests, "make the learner with the same settings and seeds on every rank")
+    if shards is not None:
+        learner.buffer = ShardedBuffer.of(buffer, ranks)
     SharedForward(ranks, learner.network)
     learner.after_backward = partial(average_gradients, learner, ranks)
-    learner.open_session = partial(SharedSession, ranks)
+    learner.open_session = partial(SharedSession if shards is None else ShardedSession, ranks)
     return learner
 
 

@@ -216,7 +216,7 @@ class Rehearsal:
         if not recent.isfinite().all():
             at = self.updates - len(recent) + int((~recent.isfinite()).nonzero()[0])
             what = f"the loss became {recent[~recent.isfinite()][0].item()} at update {at} of {self.budget.updates}"
-        elif closely and not learner.outputs(learner.buffer["codes"][self._picks[-1]], "logits").isfinite().all():
+        elif closely and not learner.outputs(learner.buffer.copied(self._picks[-1])[0], "logits").isfinite().all():
             what = f"the network's outputs became infinite by update {self.updates} of {self.budget.updates}"
         else:
             return
