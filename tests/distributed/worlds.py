@@ -30,8 +30,8 @@ from graspcl.model import vector_network
 from graspcl.policy import policies
 from graspcl.state import load_state, save_state
 
-# By rank, a score that is equal to an earlier one up to rounding may come before or after it, in any number of processes.
-SMOOTH = dict.fromkeys(("max_loss", "min_confidence", "min_logit_distance", "min_margin"), {"weighting": "softmax"})
+# By rank, rounding decides whether a score that did not change counts as equal to what it was.
+SMOOTH = {name: {"weighting": "softmax"} for name in ("max_loss", "min_confidence", "min_logit_distance", "min_margin")}
 
 DIM, CLASSES, CAPACITY = 8, 6, 45
 BUDGET = Budget(updates=4, batch_size=10)

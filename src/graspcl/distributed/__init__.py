@@ -2,5 +2,6 @@
 
 from graspcl.distributed.learners import distributed
 from graspcl.distributed.ranks import Ranks, is_first, joined, launched, text_digest
+from graspcl.distributed.shards import ShardedBuffer
 
-__all__ = ["Ranks", "distributed", "is_first", "joined", "launched", "text_digest"]
+__all__ = ["Ranks", "ShardedBuffer", "distributed", "is_first", "joined", "launched", "text_digest"]

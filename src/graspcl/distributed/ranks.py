@@ -151,6 +151,10 @@ class Ranks:
         """Return which of the `flags` are true on some rank."""
         return self.maximum(torch.tensor(flags, dtype=torch.int32), "agreements").bool().tolist()
 
+    def largest(self, number: int) -> int:
+        """Return the largest `number` of all ranks."""
+        return int(self.maximum(torch.tensor([number]), "agreements")[0])
+
     def wait(self) -> None:
         """Wait until all ranks are here."""
         self.any(False)

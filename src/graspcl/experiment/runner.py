@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from graspcl.checks import Array
-from graspcl.distributed import Ranks, distributed, text_digest
+from graspcl.distributed import Ranks, ShardedBuffer, distributed, text_digest
 from graspcl.errors import GraspError
 from graspcl.experiment import measure
 from graspcl.experiment.automatic import resolve
@@ -91,7 +91,7 @@ class _RunLoop:
         self.stream = copy.copy(prepared.stream)  # it counts what has passed
         self.learner, self.ranks = prepared.new_learner(config), ranks
         if ranks is not None:
-            distributed(self.learner, ranks)
+            distributed(self.learner, ranks, config.buffer.shards)
         samples, readable = prepared.samples, prepared.readable
         train, test = np.array(samples.train), np.array(samples.test)
         tested = readable[test] & np.isin(samples.labels[test], [*self.stream.home])
@@ -331,16 +331,32 @@ class _RunLoop:
             self._signals.leave()
 
     def _save(self, session: dict[str, Any] | None) -> None:
+        shards = self._save_shard()
         if not self.folder.writable:
             return
+        learner, buffer = self.learner, self.learner.buffer
+        stored = buffer.state_without_codes() if isinstance(buffer, ShardedBuffer) else buffer.state_dict()
         state = {
-            "start": self.prepared.key, "stream": self.stream.state_dict(), "learner": self.learner.state_dict(),
+            "start": self.prepared.key, "stream": self.stream.state_dict(),
+            "learner": {**learner.knowledge(), "buffer": stored}, **shards,
             "held": None if self.held_out is None else self.held_out.state_dict(),
             "records": self.records, "predictions": np.stack(self.predictions), "drift": self.drift,
             "joules": self._energy.joules(), "seconds": self.seconds + time.perf_counter() - self._started,
             "session": session,
         }  # fmt: skip
         self.folder.save_checkpoint(state)
+
+    def _save_shard(self) -> dict[str, Any]:
+        """Save what this rank holds of a divided buffer, and wait for the others; return what describes the shards."""
+        buffer, ranks = self.learner.buffer, self.ranks
+        if ranks is None or not isinstance(buffer, ShardedBuffer):
+            return {}
+        number = ranks.largest(self.folder.next_checkpoint if self.folder.writable else 0)
+        shard = buffer.shard()
+        self.folder.save_shard(number, ranks.rank, ranks.world, shard)
+        ranks.wait()
+        codes = {"shape": [len(buffer), *shard["codes"].shape[1:]], "dtype": str(shard["codes"].dtype)}
+        return {"shards": {"number": ranks.world, **codes}}
 
 
 def _or_none(value: Any) -> Any:
