@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from worlds import free_port
 
+from graspcl.experiment import RunFolder
 from graspcl.integrity import read_arrays
 from graspcl.state import load_state
 
@@ -21,6 +22,9 @@ SETTINGS = (
     "--stream.sessions 2 --network vector(dim=16,hidden=32,embedding=24,dropout=0.2) --codec half --base.passes 2 "
     "--buffer 50 --budget.updates 12 --budget.batch_size 10 --checkpoint.seconds 0 --measure.drift 5"
 )
+
+
+SHARDED = ("--buffer.shards", "ranks")
 
 
 def launch(place: Path, world: int, *options: str, kill: str = "", restarts: int = 0) -> tuple[int, str]:
@@ -49,7 +53,7 @@ def compare(one: Path, other: Path, tolerance: float) -> None:
     for plan in plans:
         a, b = (read_arrays(run / "plans" / plan) for run in (one, other))
         assert np.array_equal(a["ids"][a["picks"]], b["ids"][b["picks"]]), plan
-    first, second = (load_state(max((run / "checkpoints").glob("0*[0-9].safetensors"))) for run in (one, other))
+    first, second = (load_state(RunFolder(run)._checkpoints()[-1]) for run in (one, other))
     for name, value in first["learner"]["network"].items():
         assert np.allclose(value, second["learner"]["network"][name], rtol=tolerance, atol=tolerance), name
     assert np.array_equal(first["learner"]["buffer"]["columns"]["ids"], second["learner"]["buffer"]["columns"]["ids"])
@@ -60,6 +64,11 @@ def compare(one: Path, other: Path, tolerance: float) -> None:
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory) -> Path:
     return finish(tmp_path_factory.mktemp("alone"), 0)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory) -> Path:
+    return finish(tmp_path_factory.mktemp("pair"), 2)
 
 
 @pytest.mark.slow
@@ -73,21 +82,23 @@ def test_a_run_on_two_ranks_equals_a_run_of_one_process(alone, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_rank_is_restarted_and_the_run_ends_the_same(tmp_path, rank):
-    straight = finish(tmp_path / "straight", 2)
-    code, output = launch(tmp_path / "killed", 2, kill=f"{rank} step 20", restarts=1)
+@pytest.mark.parametrize(("rank", "options"), [(0, ()), (1, ()), (0, SHARDED), (1, SHARDED)])
+def test_a_killed_rank_is_restarted_and_the_run_ends_the_same(pair, tmp_path, rank, options):
+    code, output = launch(tmp_path, 2, *options, kill=f"{rank} step 25", restarts=1)
     assert code == 0, output
     assert "resuming from a checkpoint (session 2, update" in output
-    (config,) = (tmp_path / "killed" / "runs").rglob("config.toml")
-    compare(straight, config.parent, 0)
+    (config,) = (tmp_path / "runs").rglob("config.toml")
+    compare(pair, config.parent, 0)
 
 
 @pytest.mark.slow
 def test_a_run_resumes_on_another_number_of_ranks(alone, tmp_path):
-    code, output = launch(tmp_path, 2, kill="1 step 20")
+    """Killed on two ranks that share the buffer, resumed on three, killed again, and finished by one process."""
+    code, output = launch(tmp_path, 2, *SHARDED, kill="1 step 16")
     assert code != 0 and "has lost the others" in output, output
-    compare(alone, finish(tmp_path, 3), 1e-5)
+    code, output = launch(tmp_path, 3, *SHARDED, kill="2 step 4")
+    assert code != 0 and "resuming from a checkpoint (session 1, update" in output, output
+    compare(alone, finish(tmp_path, 0), 1e-5)
 
 
 @pytest.mark.slow

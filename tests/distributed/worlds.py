@@ -103,6 +103,15 @@ def first_session(ranks: Ranks, case: dict[str, Any]) -> dict[str, Any]:
     return {"sent": dict(ranks.sent), "classes": len(learner.classes), "parameters": parameters}
 
 
+def observe_apart(ranks: Ranks) -> dict[str, Any]:
+    """Each rank observes samples of its own, as a user may do who is used to data-parallel training."""
+    learner = distributed(make_learner({}), ranks)
+    inputs, labels = chunks({})[0]
+    learner.observe(inputs[ranks.rank :: 2], labels[ranks.rank :: 2])
+    learner.rehearse(BUDGET)
+    return {}
+
+
 def compare(results: list[dict[str, Any]], cases: list[dict[str, Any]]) -> dict[str, Any]:
     """In what the ranks' results of `learn_all` differ from one process, and from each other."""
     wrong = {}
