@@ -105,4 +105,4 @@ def test_a_run_resumes_on_another_number_of_ranks(alone, tmp_path):
 def test_a_rank_that_hangs_is_noticed(tmp_path):
     code, output = launch(tmp_path, 2, "--timeout", "5", kill="1 hang 5")
     assert code != 0
-    assert "rank 0 of 2 has lost the others: a rank has died, or has not answered within the time-out" in output
+    assert "rank 0 of 2 has lost the others: one has died, or has not answered within the time-out" in output

@@ -7,7 +7,8 @@ from scipy import stats
 
 from graspcl import Budget, Buffer, policies, rehearse
 from graspcl.policy.drawing import group_by_class, keyed_exponentials
-from graspcl.policy.grasp import grasp_draws
+from graspcl.policy.grasp import Grasp, grasp_draws
+from graspcl.testing import check_policy
 
 RUNS = 100_000
 
@@ -30,6 +31,10 @@ def test_numbers_are_exponential_and_independent_of_their_neighbours_and_of_othe
     # Key 1 is not key 0 one counter later.
     assert abs(np.corrcoef(drawn[0][1:], drawn[1][:-1])[0, 1]) < 0.01
     assert abs(np.corrcoef(drawn[0], drawn[2])[0, 1]) < 0.01
+
+
+def test_the_contract_of_a_policy():
+    check_policy(Grasp(draws="by_sample"))
 
 
 def plan(draws: str, order: np.ndarray) -> list[int]:

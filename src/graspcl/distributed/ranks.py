@@ -48,7 +48,14 @@ def joined(timeout: float = 600.0, device: str = "auto") -> Iterator[Ranks]:
     cuda = device != "cpu" and torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(seconds=timeout))
+    limit = timedelta(seconds=timeout)
+    try:
+        found, rank, world = next(dist.rendezvous("env://", timeout=limit))
+        # A store may outlive a restart, and the ranks' former addresses with it.
+        store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", found)
+        dist.init_process_group("nccl" if cuda else "gloo", store=store, rank=rank, world_size=world, timeout=limit)
+    except RuntimeError as error:
+        raise GraspError(f"the ranks could not meet: {_reason(error)}") from error
     yield Ranks()
     dist.destroy_process_group()  # after an error it could wait for ranks that are gone
 
@@ -67,7 +74,7 @@ class Ranks:
         self.device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
         self.sent: Counter[str] = Counter()  # bytes that this rank has sent, by part
         self.separate = False  # True within `apart`
-        self._lost = False  # True after an exchange has failed
+        self._lost = ""  # what went wrong, after an exchange has failed
 
     def share(self, number: int) -> list[int]:
         """Return how many of `number` rows each rank takes: equal within one, in order of the ranks."""
@@ -136,16 +143,15 @@ class Ranks:
     def _exchange(self) -> Iterator[None]:
         """Turn torch's error about a lost rank into a readable one. Nothing more is sent afterwards."""
         if self._lost:
-            raise GraspError(f"rank {self.rank} has lost the other ranks")
+            raise GraspError(self._lost)
         if self.separate:
             raise GraspError("an exchange was started within Ranks.apart, where the other ranks do not take part")
         try:
             yield
         except RuntimeError as error:
-            self._lost = True
-            reason = str(error).partition("\n")[0]
-            what = "a rank has died, or has not answered within the time-out"
-            raise GraspError(f"rank {self.rank} of {self.world} has lost the others: {what} ({reason})") from error
+            what = f"one has died, or has not answered within the time-out ({_reason(error)})"
+            self._lost = f"rank {self.rank} of {self.world} has lost the others: {what}"
+            raise GraspError(self._lost) from error
 
     def any(self, *flags: bool) -> list[bool]:
         """Return which of the `flags` are true on some rank."""
@@ -167,6 +173,10 @@ class Ranks:
         if len(differ):
             what = " and ".join([*digests][place] for place in differ)
             raise GraspError(f"the ranks differ in {what}: {hint}")
+
+
+def _reason(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def positions(holders: Array, world: int) -> tuple[Array, list[int]]:

@@ -100,7 +100,7 @@ class ShardedSession(SharedSession):
         found.flags.writeable = False
         return found
 
-    def race(self, eps: float) -> Array:  # type: ignore[override]
+    def race(self, eps: float) -> Array:
         """Return GRASP's plan with draws by sample, that of `grasp_draws` in one process.
 
         A class has as many draws as are planned for it, so no more than that many of its samples can be drawn. Each

@@ -63,7 +63,7 @@ class ShardedCodes:
     def rows(self, slots: Array) -> Array:
         """Return the codes [m, …] of `slots` [m]. Every rank asks for the same; apart, a rank has those it holds."""
         holders = self.holders[slots]
-        own = self._rows[self._places[slots[holders == self.ranks.rank]]]
+        own: Array = self._rows[self._places[slots[holders == self.ranks.rank]]]
         if self.ranks.separate:
             return own
         order, counts = positions(holders, self.ranks.world)

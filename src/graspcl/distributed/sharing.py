@@ -62,7 +62,7 @@ class _Gathered(torch.autograd.Function):
         return ranks.gather(rows, counts, "outputs")
 
     @staticmethod
-    def backward(ctx: Any, slopes: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, slopes: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         return slopes[_own(ctx.counts, ctx.ranks.rank)] * ctx.ranks.world, None, None
 
 

@@ -141,7 +141,7 @@ def keyed_exponentials(key: int, counters: Array) -> Array:
         x *= np.uint64(0x94D049BB133111EB)
         x ^= x >> np.uint64(31)
         x += np.uint64(key)
-    return -np.log(((x >> np.uint64(11)) + 0.5) * 2.0**-53)
+    return np.asarray(-np.log(((x >> np.uint64(11)) + 0.5) * 2.0**-53))
 
 
 def candidates(slots: Array, number: int, rng: np.random.Generator) -> Array:
