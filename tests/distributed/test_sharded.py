@@ -18,6 +18,8 @@ ODD = [
     {**SHARDED, **BY_SAMPLE, "capacity": 3, "first": 3},  # more ranks than samples
     {**SHARDED, **BY_SAMPLE, "capacity": None},
     {**SHARDED, **BY_SAMPLE, "learner": "idbr", "parameters": {"balance": "task"}},
+    {**SHARDED, "rule": "reservoir"},
+    {**SHARDED, "rule": "herding"},  # with a column that updates change
 ]
 
 

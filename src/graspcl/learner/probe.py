@@ -66,7 +66,8 @@ class Probe(SolvedHead):
         """The stored features, float32 [n, D]."""
         codes = self.buffer.copied(np.arange(len(self.buffer)))[0]
         if isinstance(codes, np.ndarray):  # objects
-            return torch.from_numpy(np.frombuffer(b"".join(codes), np.float16).reshape(len(codes), -1)).float()
+            rows = np.frombuffer(b"".join(codes), np.float16).reshape(len(codes), -1)
+            return torch.from_numpy(rows.astype(np.float32))
         return codes.float()
 
     def solve(self) -> Rows:
