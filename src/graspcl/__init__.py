@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from graspcl.workspace import Workspace
 
 _SUBMODULES = {
-    "bench", "buffer", "codec", "data", "errors", "experiment", "learner", "machine", "metric", "model", "policy",
-    "pretrain", "report", "settings", "stream", "testing", "workspace",
+    "bench", "buffer", "codec", "data", "distributed", "errors", "experiment", "learner", "machine", "metric",
+    "model", "policy", "pretrain", "report", "settings", "stream", "testing", "workspace",
 }  # fmt: skip
 _HOMES = {"Buffer": "buffer", "GraspError": "errors", "load_plugin": "registry", "networks": "model"}
 _HOMES |= {"Workspace": "workspace"}

@@ -117,6 +117,7 @@ SAME = {
     "name": "names the folder",
     "log": "logs to other programs",
     "checkpoint.seconds": "saves more or less often",
+    "buffer.shards": "divides what is stored among ranks (tests/distributed)",
     "execution.precision": "see the test of the execution",
     "execution.compile": "see the test of the execution",
     "execution.device": "see the test of the execution",

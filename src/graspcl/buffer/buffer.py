@@ -181,14 +181,15 @@ class Buffer(Guarded, Views):
 
         if self._shape is None:
             raise GraspError("the buffer is empty: insert samples before fetching")
-        codes, labels = self._copied(torch.as_tensor(slots, dtype=torch.int64))
-        device = torch.device(device)
+        codes, labels = self.copied(slots)
         return self.decode(codes, device), labels.to(device, torch.int64)
 
     @alone
-    def _copied(self, slots: torch.Tensor) -> tuple[Codes, torch.Tensor]:
+    def copied(self, slots: Any) -> tuple[Codes, torch.Tensor]:
+        """Return the codes [m, …] and labels [m] of `slots` [m], as they are stored."""
         import torch
 
+        slots = torch.as_tensor(slots, dtype=torch.int64)
         try:
             labels = torch.from_numpy(self.labels).index_select(0, slots)
         except IndexError:
@@ -290,9 +291,7 @@ class Buffer(Guarded, Views):
     @alone
     def compress(self) -> Array:
         """Shrink an overfull buffer to its capacity as in `remove`; return the former slots of evicted samples."""
-        if not self._overfull:
-            return np.empty(0, np.int64)
-        gone = self._shrink()
+        gone = self._shrink() if self._overfull else np.empty(0, np.int64)
         self._overfull = False
         return gone
 
@@ -390,7 +389,7 @@ class Buffer(Guarded, Views):
         """Make room for a batch. The first one shows how large a sample is, and so how many fit."""
         if self._shape is None:
             declared = {**({} if self._sequences else {"codes": (codes.shape[1:], codes.dtype)}), **self._declared}
-            self._storage = Storage(self._storage.folder, {n: np.empty((0, *s), t) for n, (s, t) in declared.items()})
+            self._storage = self._storage.like({n: np.empty((0, *s), t) for n, (s, t) in declared.items()})
             if self._sequences is not None:
                 self._sequences.create(codes.shape[1:])
         if lengths is not None:

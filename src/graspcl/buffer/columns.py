@@ -46,6 +46,10 @@ class Storage(dict[str, Array]):
         for name, value in columns.items():
             self[name][: len(value)] = value
 
+    def like(self, columns: Mapping[str, Array]) -> Storage:
+        """Return a storage of the same kind with copies of `columns`."""
+        return Storage(self.folder, columns)
+
     @classmethod
     def attach(cls, folder: Path, columns: Columns) -> Storage:
         """Map the existing files of `columns` in a folder. Some may be longer, if a process died while they grew."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graspcl.buffer.columns import Storage, pack, unpack
+from graspcl.buffer.columns import pack, unpack
 from graspcl.buffer.ledger import CHECKS
 from graspcl.errors import GraspError
 from graspcl.random import restore_rng, rng_state
@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 _OF_STORAGE = {CHECKS, "code_starts"}  # columns that tell where and how samples are stored, not what
 
 
-def saved_state(buffer: Buffer) -> dict[str, Any]:
-    """Return the state of a buffer."""
-    columns: dict[str, Any] = {name: np.array(buffer[name]) for name in buffer._storage if name not in _OF_STORAGE}
+def saved_state(buffer: Buffer, without: str = "") -> dict[str, Any]:
+    """Return the state of a buffer; `without` names a column that is saved elsewhere."""
+    left_out = {*_OF_STORAGE, without}
+    columns: dict[str, Any] = {name: np.array(buffer[name]) for name in buffer._storage if name not in left_out}
     if columns and buffer._sequences is not None:
         columns["codes"] = buffer._sequences.saved_state(buffer["code_starts"])
-    elif columns and buffer._ragged:
+    elif "codes" in columns and buffer._ragged:
         columns["codes"] = pack(buffer["codes"])
     return {
         "count": buffer._count,
@@ -73,7 +74,7 @@ def restore_state(buffer: Buffer, state: Mapping[str, Any]) -> None:
         columns["code_starts"] = sequences.restore_state(codes, shape, columns["lengths"])
     if columns and buffer._ledger is not None:
         columns[CHECKS] = np.zeros(int(state["count"]), np.uint64)
-    buffer._storage = Storage(buffer._storage.folder, columns)
+    buffer._storage = buffer._storage.like(columns)
     buffer._count, buffer.seen, buffer._overfull = int(state["count"]), int(state["seen"]), bool(state["overfull"])
     buffer.since = int(state.get("since", 0))  # states of earlier versions have it in the learner
     buffer.capacity = state["capacity"]

@@ -52,7 +52,8 @@ def _without_nul(arguments: Sequence[str]) -> Sequence[str]:
 
 
 def _fail(message: str) -> NoReturn:
-    print(f"graspcl: {message}", file=sys.stderr)
+    rank = os.environ.get("RANK", "0")  # of those that torchrun started
+    print(f"graspcl: {message}" if rank == "0" else f"graspcl, rank {rank}: {message}", file=sys.stderr)
     raise SystemExit(2) from None
 
 

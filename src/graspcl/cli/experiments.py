@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import inspect
 import time
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
@@ -19,6 +20,7 @@ from graspcl.cli import options
 from graspcl.cli.options import AtLeastOne, Kind, Memory, Out, Plugins, Scale, Settings, What, Workers
 from graspcl.cli.progress import Bars
 from graspcl.errors import GraspError, MissingExtra
+from graspcl.progress import Progress, Silent
 from graspcl.registry import Registry
 from graspcl.settings import change, preset
 from graspcl.settings.config import as_plain
@@ -114,20 +116,33 @@ def run(
     rehearsal: Kind | None = None,
     memory: Memory = "bounded",
     out: Out = Path("runs"),
+    timeout: Annotated[float, Parameter(validator=validators.Number(gt=0))] = 600.0,
     plugin: Plugins = (),
 ) -> None:
-    """Run one experiment, or resume it."""
+    """Run one experiment, or resume it.
+
+    With `torchrun --nproc-per-node N -m graspcl run …`, N processes run it together (docs/scale.md).
+
+    Parameters
+    ----------
+    timeout
+        With torchrun: seconds after which a process that waits for another one fails.
+    """
+    from graspcl.distributed import is_first, joined, launched
     from graspcl.experiment import resolve
     from graspcl.experiment import run as run_one
     from graspcl.report import run_table
 
     config, console = options.resolve(run, what, settings, scale, rehearsal, memory, plugin), Console()
-    with Bars(console) as bars:
-        config = resolve(config, bars)  # first: the values name the folder
+    with contextlib.ExitStack() as stack:
+        ranks = stack.enter_context(joined(timeout, config.execution.device)) if launched() else None
+        progress: Progress = stack.enter_context(Bars(console)) if is_first() else Silent()
+        config = resolve(config, progress)  # first: the values name the folder
         folder = out / config.path
-        run_one(config, folder, bars, out / config.folder / "base")
-    console.print(run_table(folder))
-    console.print(f"Run: {folder}", soft_wrap=True)
+        run_one(config, folder, progress, out / config.folder / "base", ranks=ranks)
+    if is_first():
+        console.print(run_table(folder))
+        console.print(f"Run: {folder}", soft_wrap=True)
 
 
 def sweep(

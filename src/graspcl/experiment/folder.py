@@ -9,7 +9,8 @@ predictions.npz    test labels, and predictions after the base and after each se
 plans/             per session: which samples were stored, and which of them each mini-batch used
 drift.npz          representation drift after every update, if measured
 problems.json      problems of the data, if any
-checkpoints/       states to resume from; after the last session, the final state
+checkpoints/       states to resume from; after the last session, the final state. If ranks hold parts of the buffer,
+                   each writes its part first (N.shard-0-of-2, …), and the state comes last
 progress.json      exists while a process works: which one, and how far it is
 summary.json       written last: a folder without it holds an unfinished run
 checksums.json     checksums of the texts above; arrays and states carry their own
@@ -25,6 +26,8 @@ from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from graspcl.cache import lock
 from graspcl.checks import Array
@@ -43,6 +46,8 @@ _CHECKPOINTS = 2  # kept: if the last one is damaged, the one before it is used
 
 class RunFolder:
     """The files of one run. Each is replaced in one step, and verified when it is read."""
+
+    writable = True
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -115,7 +120,9 @@ class RunFolder:
         with _disk_errors(self.path):
             for name in ("summary.json", "metrics.jsonl", "predictions.npz", "drift.npz", "failure.txt"):
                 (self.path / name).unlink(missing_ok=True)
-            for file in (*self._checkpoints(), *self.path.glob("plans/session-*.npz")):
+            for file in self._checkpoints():
+                self._drop(file)
+            for file in self.path.glob("plans/session-*.npz"):
                 file.unlink()
 
     def write_config(self, config: dict[str, Any]) -> None:
@@ -151,21 +158,34 @@ class RunFolder:
     def save_checkpoint(self, state: dict[str, Any]) -> None:
         """Save a state to resume from, in one step; the previous one is kept too."""
         found = self._checkpoints()
-        number = int(found[-1].stem) + 1 if found else 1
-        save_state(self.path / "checkpoints" / f"{number:06d}.safetensors", state)
+        save_state(self.path / "checkpoints" / f"{self.next_checkpoint:06d}.safetensors", state)
         with contextlib.suppress(OSError):
             for old in found[: 1 - _CHECKPOINTS]:
-                old.unlink()
+                self._drop(old)
+
+    @property
+    def next_checkpoint(self) -> int:
+        """The number of the next checkpoint."""
+        found = self._checkpoints()
+        return int(found[-1].stem) + 1 if found else 1
+
+    def save_shard(self, number: int, rank: int, world: int, shard: dict[str, Array]) -> None:
+        """Save what a rank holds of the buffer, for the checkpoint `number`, which is saved when all have done so."""
+        save_state(self.path / "checkpoints" / f"{number:06d}.shard-{rank}-of-{world}.safetensors", shard)
 
     def load_checkpoint(self, note: Callable[[str], None]) -> dict[str, Any] | None:
         """Return the newest readable state; call `note` about damaged ones."""
-        for folder in (self.path, self.path / "checkpoints", self.path / "plans"):
-            drop_unfinished(folder)
+        if self.writable:
+            for folder in (self.path, self.path / "checkpoints", self.path / "plans"):
+                drop_unfinished(folder)
         for path in reversed(self._checkpoints()):
             try:
                 state = load_state(path, note)
                 if "stream" not in state:
                     raise GraspError(f"the checkpoint {path} does not belong to a run")
+                shards, columns = state.pop("shards", None), state["learner"]["buffer"]["columns"]
+                if shards is not None and columns:
+                    columns["codes"] = ShardFiles(path, shards["number"], shards["shape"], shards["dtype"])
                 return state
             except GraspError as error:
                 note(f"{error}; trying the previous one")
@@ -175,10 +195,71 @@ class RunFolder:
         """Delete all checkpoints except the last `all_but`."""
         with _disk_errors(self.path):
             for path in self._checkpoints()[::-1][all_but:]:
-                path.unlink()
+                self._drop(path)
+
+    def _drop(self, path: Path) -> None:
+        """Delete a checkpoint: the state first, so that it is never there without its shards."""
+        path.unlink()
+        for shard in path.parent.glob(f"{path.stem}.shard-*"):
+            shard.unlink()
 
     def _checkpoints(self) -> list[Path]:
         return sorted(path for path in self.path.glob("checkpoints/*.safetensors") if path.stem.isdecimal())
+
+
+class ShardFiles:
+    """The codes [N, …] of a buffer that ranks have saved by shard. Indexing reads them file by file.
+
+    As many ranks as wanted, or one process, can read them: each those that it is going to hold.
+    """
+
+    def __init__(self, state: Path, number: int, shape: list[int], dtype: str) -> None:
+        names = [f"{state.stem}.shard-{rank}-of-{number}.safetensors" for rank in range(number)]
+        self._files = [state.with_name(name) for name in names]
+        if missing := [file for file in self._files if not file.is_file()]:
+            raise GraspError(f"the checkpoint {state} lacks its shard {missing[0].name}")
+        self.shape, self.dtype = tuple(shape), np.dtype(dtype)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, which: Any) -> Array:
+        slots = np.arange(len(self))[which]
+        found, place = np.empty((len(slots), *self.shape[1:]), self.dtype), np.full(len(self), -1)
+        place[slots] = np.arange(len(slots))
+        for file in self._files if len(slots) else ():
+            shard = load_state(file)
+            rows = place[shard["slots"]]
+            found[rows[rows >= 0]] = shard["codes"][rows >= 0]
+        return found
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return self[:].astype(dtype or self.dtype, copy=False)
+
+
+class ReadOnlyFolder(RunFolder):
+    """The same files for a rank that writes its shards alone: what it would write beside them, rank 0 writes."""
+
+    writable = False
+
+    @contextlib.contextmanager
+    def claim(self, config: Config) -> Iterator[None]:
+        yield
+
+    def clear(self) -> None:
+        pass
+
+    def write_texts(self, texts: dict[str, str]) -> None:
+        pass
+
+    def _write(self, name: str, content: bytes) -> None:
+        pass
+
+    def save_checkpoint(self, state: dict[str, Any]) -> None:
+        pass
+
+    def drop_checkpoints(self, all_but: int = 0) -> None:
+        pass
 
 
 @contextlib.contextmanager

@@ -29,8 +29,8 @@ class ProgressFile:
     It names the process and the machine. Nothing resumes from it, and a failure to write it stops nothing.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._file = folder / "progress.json"
+    def __init__(self, folder: Path | None) -> None:
+        self._file = None if folder is None else folder / "progress.json"  # None: another process writes it
         self._facts: dict[str, Any] = {}
         self._due = 0.0
         self._ends: list[int] = []  # of sessions, in updates of the whole run; the first is 0
@@ -42,7 +42,8 @@ class ProgressFile:
     def close(self) -> None:
         """Remove the file: no process works any more."""
         with contextlib.suppress(OSError):
-            self._file.unlink(missing_ok=True)
+            if self._file is not None:
+                self._file.unlink(missing_ok=True)
 
     def follow(self, plan: Sequence[int], advance: Callable[[int], None]) -> None:
         """Call `advance` with the updates just done, of sessions with the lengths `plan`."""
@@ -72,12 +73,12 @@ class ProgressFile:
 
     def beat(self) -> None:
         """Rewrite the file if it is old enough; writing takes at most a twentieth of the time."""
-        if (begin := time.monotonic()) < self._due:
+        if (begin := time.monotonic()) < self._due or (place := self._file) is None:
             return
         process = {"pid": os.getpid(), "started": process_start(os.getpid()), "host": socket.gethostname()}
         facts = {**self._facts, **process, "time": time.time()}
         with contextlib.suppress(OSError):
-            write_whole(self._file, lambda file: file.write(seal_object(facts)))
+            write_whole(place, lambda file: file.write(seal_object(facts)))
         now = time.monotonic()
         self._due = now + max(_PAUSE, 20 * (now - begin))
 

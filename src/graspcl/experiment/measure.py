@@ -79,7 +79,7 @@ def stored_distances(learner: Learner, number: int, rng: np.random.Generator) ->
     fit = max(1, int(np.searchsorted(np.cumsum(sizes[order]), number, side="right")))
     slots = np.flatnonzero(np.isin(groups, names[order[:fit]]))
     if len(slots) and learner.rehearses:  # others store no latents
-        z = learner.outputs(buffer["codes"][slots], "embedding").double().numpy(force=True)
+        z = learner.outputs(buffer.copied(slots)[0], "embedding").double().numpy(force=True)
         if np.isfinite(z).all() and z.any(1).all():  # a diverged network has no distances
             distances[slots] = prototype_distances(z, groups[slots])
     return distances

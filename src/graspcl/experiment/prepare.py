@@ -27,7 +27,7 @@ from graspcl.experiment.pretraining import VERSION, Pretrained, build_network, p
 from graspcl.learner import Learner, Optimiser, column_shapes, learners
 from graspcl.model import SplitNetwork, veridical
 from graspcl.model.texts import TextInputs
-from graspcl.policy import Budget, policies
+from graspcl.policy import Budget, Policy, policies
 from graspcl.policy.uniform import UniformBalanced
 from graspcl.pretrain import fit_codec, save_weights, train_accuracy
 from graspcl.progress import Progress
@@ -386,17 +386,22 @@ def base_key(config: Config) -> str:
     return digest(as_plain(alike))[:16]
 
 
-def learn_base(config: Config, prepared: Prepared, learner: Learner, folder: Path, progress: Progress) -> None:
+def learn_base(config: Config, prepared: Prepared, learner: Learner, folder: Path | None, progress: Progress) -> None:
     """Bring a new learner to the start of the stream: it stores the base samples and rehearses them uniformly.
 
-    Runs of all policies start from the same state. It is stored in `folder` for the others. A learner that does not
-    rehearse has one run per seed and stores nothing there.
+    Runs of all policies start from the same state. It is stored in `folder`, if given, for the others. A learner that
+    does not rehearse has one run per seed and stores nothing there.
     """
     if not learner.rehearses:
         _observe_base(config, prepared, learner)
         return
-    file = folder / f"{base_key(config)}-{prepared.key}.safetensors"
     policy, optimiser = learner.policy, learner.optimiser
+    if folder is None:
+        learner.policy, learner.optimiser = _base_parts(config)
+        _observe_base(config, prepared, learner)
+        learner.policy, learner.optimiser = policy, optimiser
+        return
+    file = folder / f"{base_key(config)}-{prepared.key}.safetensors"
     state = None
     with lock(folder / ".locks" / file.stem / "lock"):
         drop_unfinished(folder, file.name)
@@ -406,13 +411,16 @@ def learn_base(config: Config, prepared: Prepared, learner: Learner, folder: Pat
             except GraspError as error:
                 progress.note(f"{error}; learning the base samples again")
         if state is None:
-            learner.policy = UniformBalanced(replace=False)
-            learner.optimiser = Optimiser(**vars(config.base.optimiser or config.optimiser))
+            learner.policy, learner.optimiser = _base_parts(config)
             _observe_base(config, prepared, learner)
             state = {**learner.state_dict(), "policy": {}}
             save_state(file, state)
     learner.policy, learner.optimiser = policy, optimiser
     learner.load_state_dict({**state, "policy": policy.state_dict()})  # the same if it was loaded
+
+
+def _base_parts(config: Config) -> tuple[Policy, Optimiser]:
+    return UniformBalanced(replace=False), Optimiser(**vars(config.base.optimiser or config.optimiser))
 
 
 def _observe_base(config: Config, prepared: Prepared, learner: Learner) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -13,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from graspcl.checks import Array
+from graspcl.distributed import Ranks, ShardedBuffer, distributed, text_digest
 from graspcl.errors import GraspError
 from graspcl.experiment import measure
 from graspcl.experiment.automatic import resolve
-from graspcl.experiment.folder import RunFolder, environment
+from graspcl.experiment.folder import ReadOnlyFolder, RunFolder, environment
 from graspcl.experiment.live import ProgressFile, one_line, planned
 from graspcl.experiment.loggers import catch_up, make_loggers
 from graspcl.experiment.prepare import Prepared, PreparedCache, learn_base
@@ -39,7 +41,7 @@ _TOTALS = (
 
 def run(
     config: Config, folder: Path, progress: Progress | None = None, base: Path | None = None,
-    cache: PreparedCache | None = None,
+    cache: PreparedCache | None = None, ranks: Ranks | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Learn a stream with the configured learner and policy.
 
@@ -52,18 +54,24 @@ def run(
         progress: shows the work.
         base: folder for states after the base, which several runs share; by default inside `folder`.
         cache: remembers what is prepared, for several runs in one process.
+        ranks: the processes that run it together, each with a call of this function. Rank 0 prints and writes, the
+            others read the same folder. Their number may change when a run resumes.
     """
-    progress, place = progress or Silent(), RunFolder(folder)
+    first = ranks is None or ranks.rank == 0
+    progress = progress if first and progress is not None else Silent()
+    place = RunFolder(folder) if first else ReadOnlyFolder(folder)
     config = resolve(config, progress)
     check_run(config)
-    if place.holds(config) and place.finished:
+    finished = first and place.holds(config) and place.finished
+    if finished if ranks is None else ranks.any(finished)[0]:
         progress.note(f"{folder} already holds this run, finished")
         summary = place.summary()
-        catch_up(config.log, as_plain(config), folder, summary, progress.note)
+        if first:
+            catch_up(config.log, as_plain(config), folder, summary, progress.note)
         return summary
-    with place.claim(config), contextlib.closing(ProgressFile(folder)) as live:
+    with place.claim(config), contextlib.closing(ProgressFile(folder if first else None)) as live:
         prepared = (cache or PreparedCache()).get(config, progress)
-        return _RunLoop(config, prepared, place, progress, base or folder / "base", live).finish()
+        return _RunLoop(config, prepared, place, progress, base or folder / "base", live, ranks).finish()
 
 
 def check_run(config: Config) -> None:
@@ -76,11 +84,14 @@ class _RunLoop:
     """A run at work: observe, rehearse and evaluate, session by session."""
 
     def __init__(
-        self, config: Config, prepared: Prepared, folder: RunFolder, progress: Progress, base: Path, live: ProgressFile
-    ) -> None:
+        self, config: Config, prepared: Prepared, folder: RunFolder, progress: Progress, base: Path, live: ProgressFile,
+        ranks: Ranks | None,
+    ) -> None:  # fmt: skip
         self.config, self.prepared, self.folder, self.progress, self.live = config, prepared, folder, progress, live
         self.stream = copy.copy(prepared.stream)  # it counts what has passed
-        self.learner = prepared.new_learner(config)
+        self.learner, self.ranks = prepared.new_learner(config), ranks
+        if ranks is not None:
+            distributed(self.learner, ranks, config.buffer.shards)
         samples, readable = prepared.samples, prepared.readable
         train, test = np.array(samples.train), np.array(samples.test)
         tested = readable[test] & np.isin(samples.labels[test], [*self.stream.home])
@@ -101,7 +112,7 @@ class _RunLoop:
         self._energy = measure.EnergyMeter()
         self._signals = StopSignals(progress.note)
         self._interrupted = self._restore(base)
-        self.logger = make_loggers(config.log, progress.note)
+        self.logger = make_loggers(config.log if folder.writable else None, progress.note)
         self.logger.begin(as_plain(config), folder.path)
         for record in self.records:  # loggers skip what they have already
             self.logger.session(record)
@@ -126,7 +137,7 @@ class _RunLoop:
                 self.live.beat()
                 if chunk.ends_session:
                     self._session(chunk.session)
-                elif self._signals.asked is not None:
+                elif self._signals.asked is not None or self.ranks is not None:
                     self._save_if_due(lambda: None)
             return self._conclude()
 
@@ -256,6 +267,9 @@ class _RunLoop:
     def _restore(self, base: Path) -> dict[str, Any] | None:
         """Load the last checkpoint, or go to the start of the stream; return the session that was interrupted."""
         state = self.folder.load_checkpoint(self.progress.note)
+        if self.ranks is not None:
+            found = text_digest(None if state is None else [state["records"], state["seconds"]])
+            self.ranks.agree({"the checkpoint they find": found}, f"all must see the folder {self.folder.path}")
         if state is None:
             self._start(base)
             return None
@@ -290,11 +304,12 @@ class _RunLoop:
         about = {"data": samples.name, "fingerprint": fingerprint, "base": prepared.pretrained.log}
         self.folder.write_json("environment", {**environment(), **about})
         self.folder.write_json("classes", samples.classes)
-        save_stream(self.stream, self.folder.path / "stream.npz", fingerprint=fingerprint)
+        if self.folder.writable:
+            save_stream(self.stream, self.folder.path / "stream.npz", fingerprint=fingerprint)
         if prepared.problems:
             self.folder.write_json("problems", prepared.problems)
             self.progress.note(f"problems with the data: {len(prepared.problems)}, listed in problems.json")
-        learn_base(self.config, prepared, self.learner, base, self.progress)
+        learn_base(self.config, prepared, self.learner, base if self.ranks is None else None, self.progress)
         self.predictions.append(self.tests.predict(self.learner, 0)[0])
 
     def _save_if_due(self, session: Callable[[], dict[str, Any] | None]) -> None:
@@ -302,25 +317,46 @@ class _RunLoop:
 
         Saving takes at most a twentieth of the time.
         """
-        stopping = self._signals.asked is not None
-        if stopping or time.perf_counter() - self._saved >= self._pause:
+        stopping, due = self._signals.asked is not None, time.perf_counter() - self._saved >= self._pause
+        if self.ranks is not None:  # all stop if one is asked to, and rank 0 decides when it is time to save
+            stopping, due = self.ranks.any(stopping, due and self.folder.writable)
+        if stopping or due:
             begin = time.perf_counter()
             self._save(session())
             self._saved = time.perf_counter()
             if self.config.checkpoint.seconds:
                 self._pause = max(self.config.checkpoint.seconds, 20 * (self._saved - begin))
         if stopping:
+            self._signals.asked = self._signals.asked or signal.SIGTERM
             self._signals.leave()
 
     def _save(self, session: dict[str, Any] | None) -> None:
+        shards = self._save_shard()
+        if not self.folder.writable:
+            return
+        learner, buffer = self.learner, self.learner.buffer
+        stored = buffer.state_without_codes() if isinstance(buffer, ShardedBuffer) else buffer.state_dict()
         state = {
-            "start": self.prepared.key, "stream": self.stream.state_dict(), "learner": self.learner.state_dict(),
+            "start": self.prepared.key, "stream": self.stream.state_dict(),
+            "learner": {**learner.knowledge(), "buffer": stored}, **shards,
             "held": None if self.held_out is None else self.held_out.state_dict(),
             "records": self.records, "predictions": np.stack(self.predictions), "drift": self.drift,
             "joules": self._energy.joules(), "seconds": self.seconds + time.perf_counter() - self._started,
             "session": session,
         }  # fmt: skip
         self.folder.save_checkpoint(state)
+
+    def _save_shard(self) -> dict[str, Any]:
+        """Save what this rank holds of a divided buffer, and wait for the others; return what describes the shards."""
+        buffer, ranks = self.learner.buffer, self.ranks
+        if ranks is None or not isinstance(buffer, ShardedBuffer):
+            return {}
+        number = ranks.largest(self.folder.next_checkpoint if self.folder.writable else 0)
+        shard = buffer.shard()
+        self.folder.save_shard(number, ranks.rank, ranks.world, shard)
+        ranks.wait()
+        codes = {"shape": [len(buffer), *shard["codes"].shape[1:]], "dtype": str(shard["codes"].dtype)}
+        return {"shards": {"number": ranks.world, **codes}}
 
 
 def _or_none(value: Any) -> Any:

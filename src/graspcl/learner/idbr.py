@@ -115,7 +115,7 @@ class Idbr(Learner):
             return
         self._spaces.task.grow(self.tasks + 1)
         if self.tasks:
-            self._features_before = self.outputs(self.buffer["codes"], "features")
+            self._features_before = self.outputs(self.buffer.copied(np.arange(len(self.buffer)))[0], "features")
             self._extra_forward = len(self.buffer)
 
     def loss(self, batch: Batch) -> Tensor:

@@ -22,7 +22,7 @@ from graspcl.errors import GraspError
 from graspcl.learner.optimiser import Optimiser
 from graspcl.learner.rehearsal import Batch, Rehearsal, SessionLog
 from graspcl.model import Execution, ImageInput, Outputs, SplitNetwork
-from graspcl.policy import Budget, Costs, Policy, policies
+from graspcl.policy import Budget, Costs, Policy, Session, policies
 from graspcl.random import restore_rng, rng_state
 from graspcl.registry import Registry
 from graspcl.state import load_state, save_state
@@ -70,6 +70,8 @@ class Learner:
     offline: bool = False  # new samples may exceed the buffer's capacity until the session ends
     coded: bool = False  # raw inputs are predicted through the codec, as stored samples are seen, not as they are
     groups_by: str | None = None  # the buffer's column used for balanced sampling, instead of the class
+    open_session: Callable[..., Session] = Session  # what a policy sees of a session
+    after_backward: Callable[[], None] | None = None  # called between the backward pass and the update on it
 
     def __init__(
         self,

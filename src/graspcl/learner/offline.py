@@ -177,6 +177,8 @@ class Offline(GDumb):
             loss = F.cross_entropy(self.network(inputs).logits, self.rows(labels))
             optimizer.zero_grad(set_to_none=True)
             scaler.scale(loss).backward()
+            if self.after_backward is not None:
+                self.after_backward()
             scaler.step(optimizer)
             scaler.update()
             scheduler.step()

@@ -66,10 +66,11 @@ class Probe(SolvedHead):
     @property
     def _stored(self) -> torch.Tensor:
         """The stored features, float32 [n, D]."""
-        codes = self.buffer["codes"]
-        if self._ragged:
-            codes = np.frombuffer(b"".join(codes), np.float16).reshape(len(codes), -1)
-        return torch.from_numpy(codes.astype(np.float32))
+        codes = self.buffer.copied(np.arange(len(self.buffer)))[0]
+        if isinstance(codes, np.ndarray):  # objects
+            rows = np.frombuffer(b"".join(codes), np.float16).reshape(len(codes), -1)
+            return torch.from_numpy(rows.astype(np.float32))
+        return codes.float()
 
     def solve(self) -> Rows:
         if not len(self.buffer):

@@ -20,7 +20,7 @@ from graspcl.buffer.maintenance import UndoLog
 from graspcl.checks import Array
 from graspcl.errors import GraspError
 from graspcl.model import Outputs
-from graspcl.policy import Budget, Costs, Session, batches
+from graspcl.policy import Budget, Costs, batches
 from graspcl.policy.loader import Loader
 from graspcl.policy.session import SampleOutputs, begin, check_stored, selecting
 
@@ -87,7 +87,7 @@ class Rehearsal:
         self.learner, self.budget = learner, budget
         given = learner.buffer, budget, learner.rng, learner.network, learner.rows, learner.device
         self._loader = Loader(learner.buffer, learner.device)
-        self.session = Session(*given, groups_by=learner.groups_by, loader=self._loader)
+        self.session = learner.open_session(*given, groups_by=learner.groups_by, loader=self._loader)
         self.updates = 0
         self._losses: list[torch.Tensor] = []
         self._picks: list[Array] = []
@@ -159,6 +159,8 @@ class Rehearsal:
             learner.buffer.maintenance.trained(learner.buffer, slots, seen, batch.targets, learner.network.head)
         self._optimizer.zero_grad(set_to_none=True)
         self._scaler.scale(loss).backward()
+        if learner.after_backward is not None:
+            learner.after_backward()
         self._scaler.step(self._optimizer)
         self._scaler.update()
         self._scheduler.step()
@@ -216,7 +218,7 @@ class Rehearsal:
         if not recent.isfinite().all():
             at = self.updates - len(recent) + int((~recent.isfinite()).nonzero()[0])
             what = f"the loss became {recent[~recent.isfinite()][0].item()} at update {at} of {self.budget.updates}"
-        elif closely and not learner.outputs(learner.buffer["codes"][self._picks[-1]], "logits").isfinite().all():
+        elif closely and not learner.outputs(learner.buffer.copied(self._picks[-1])[0], "logits").isfinite().all():
             what = f"the network's outputs became infinite by update {self.updates} of {self.budget.updates}"
         else:
             return

@@ -121,10 +121,15 @@ class SeededDropout(Seeded):
         p: probability that a value is dropped.
         generator: seeds the layer's own generator.
 
+    `rows` says which rows of a larger batch x is, as (slice, number of all rows). Its values are then dropped as they
+    would be in the whole batch.
+
     >>> drop = SeededDropout(0.5, torch.Generator().manual_seed(0))
     >>> sorted(set(drop(torch.ones(1000)).tolist())), drop.eval()(torch.ones(2)).tolist()
     ([0.0, 2.0], [1.0, 1.0])
     """
+
+    rows: tuple[slice, int] | None = None
 
     def __init__(self, p: Dropout, generator: torch.Generator | None = None) -> None:
         super().__init__()
@@ -135,7 +140,8 @@ class SeededDropout(Seeded):
         if not self.training or self.p == 0.0:
             return x
         # Drawn on the CPU, so that the masks are the same on every device.
-        keep = torch.empty(x.shape).bernoulli_(1.0 - self.p, generator=self.generator)
+        part, number = (slice(None), len(x)) if self.rows is None else self.rows
+        keep = torch.empty(number, *x.shape[1:]).bernoulli_(1.0 - self.p, generator=self.generator)[part]
         return x * keep.to(x) / (1.0 - self.p)
 
     def extra_repr(self) -> str:

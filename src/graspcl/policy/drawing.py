@@ -124,6 +124,26 @@ def weighted_draws(weights: Array, groups: Groups, budget: int, rng: np.random.G
     return round_robin(groups.members[picks], groups.number)
 
 
+def keyed_exponentials(key: int, counters: Array) -> Array:
+    """Return an Exp(1) number for each of `counters` [n] ≥ 0: a function of it and of `key` alone, in any order.
+
+    The bits of a counter are mixed twice by the function of SplitMix64, which makes them uniform.
+
+    >>> bool((keyed_exponentials(7, np.array([3, 5])) == keyed_exponentials(7, np.array([5, 3]))[::-1]).all())
+    True
+    """
+    x = counters.astype(np.uint64) + np.uint64(key)
+    for _ in range(2):
+        x *= np.uint64(0x9E3779B97F4A7C15)
+        x ^= x >> np.uint64(30)
+        x *= np.uint64(0xBF58476D1CE4E5B9)
+        x ^= x >> np.uint64(27)
+        x *= np.uint64(0x94D049BB133111EB)
+        x ^= x >> np.uint64(31)
+        x += np.uint64(key)
+    return np.asarray(-np.log(((x >> np.uint64(11)) + 0.5) * 2.0**-53))
+
+
 def candidates(slots: Array, number: int, rng: np.random.Generator) -> Array:
     """Draw `number` of `slots` uniformly without replacement, or all of them if there are fewer; in random order."""
     return rng.choice(slots, min(number, len(slots)), replace=False)

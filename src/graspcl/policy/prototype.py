@@ -51,22 +51,42 @@ def prototype_distances(embeddings: Any, labels: Any) -> Any:
     classes, k = torch.unique(_tensor(labels).to(z.device), return_inverse=True)
     if z.ndim != 2 or k.shape != z.shape[:1]:
         raise GraspError(f"embeddings must be [N, D] and labels [N], got shapes {tuple(z.shape)} and {tuple(k.shape)}")
+    lengths, sums, reaches = class_sums(z, k, len(classes))
+    d = distances_to(sums, reaches, z, k, lengths)
+    return d.numpy() if isinstance(embeddings, np.ndarray) else d
+
+
+def class_sums(z: torch.Tensor, k: torch.Tensor, classes: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the lengths [N] of embeddings z [N, D], their sums [K, D] by class k [N], and the sums of lengths [K].
+
+    Sums of parts of the samples can be added.
+    """
     # Results go into preallocated arrays: small ones that outlive a chunk would fragment memory.
-    parts = [slice(begin, begin + _CHUNK) for begin in range(0, len(z), _CHUNK)]
-    lengths, cosines = (torch.empty(len(z), dtype=torch.float64, device=z.device) for _ in range(2))
-    q = torch.zeros(len(classes), z.shape[1], dtype=torch.float64, device=z.device)
-    for part in parts:
+    lengths = torch.empty(len(z), dtype=torch.float64, device=z.device)
+    sums = torch.zeros(classes, z.shape[1], dtype=torch.float64, device=z.device)
+    for part in _parts(len(z)):
         lengths[part] = vector_norm(z[part].double(), dim=1)
-        q.index_add_(0, k[part], z[part].double())  # the sum has the direction of the mean
+        sums.index_add_(0, k[part], z[part].double())  # the sum has the direction of the mean
     _check_directions(lengths, np.arange(len(z)))
+    return lengths, sums, lengths.new_zeros(classes).index_add_(0, k, lengths)
+
+
+def distances_to(
+    sums: torch.Tensor, reaches: torch.Tensor, z: torch.Tensor, k: torch.Tensor, lengths: torch.Tensor
+) -> torch.Tensor:
+    """Return the distances [N] of embeddings z [N, D] to the prototypes of their classes k [N] (see `class_sums`)."""
     # A sum that is only rounding error counts as zero, at any scale of the embeddings.
-    rounding = _ROUNDING * lengths.new_zeros(len(classes)).index_add_(0, k, lengths)
-    q /= torch.maximum(vector_norm(q, dim=1), rounding)[:, None]
-    for part in parts:
+    q = sums / torch.maximum(vector_norm(sums, dim=1), _ROUNDING * reaches)[:, None]
+    cosines = torch.empty_like(lengths)
+    for part in _parts(len(z)):
         cosines[part] = (z[part].double() * q[k[part]]).sum(1)
     d = (1 - cosines / lengths).clamp(0, 2)
     d[d < _ROUNDING] = 0.0  # identical embeddings have distance 0 despite rounding
-    return d.numpy() if isinstance(embeddings, np.ndarray) else d
+    return d
+
+
+def _parts(number: int) -> list[slice]:
+    return [slice(begin, begin + _CHUNK) for begin in range(0, number, _CHUNK)]
 
 
 def _tensor(values: Any) -> torch.Tensor:

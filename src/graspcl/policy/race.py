@@ -84,19 +84,32 @@ def _replace_top(times: Array, who: Array, n: int, time: float, sample: int) -> 
 
 
 @numba.njit(cache=True, nogil=True)
-def race_class(distances: Array, eps: float, first: Array, again: Array, drawn: Array) -> None:
+def race_class(
+    distances: Array,
+    eps: float,
+    first: Array,
+    again: Array,
+    drawn: Array,
+    nearest: float = -1.0,
+    farthest: float = -1.0,
+) -> None:
     """Draw `len(drawn)` samples of one class into `drawn`, as indices into `distances` [J].
 
     `first` [J] and `again` [len(drawn)] are Exp(1) numbers, for the first arrivals and for the return of each draw.
+    `nearest` and `farthest` are the extreme distances of the class, if `distances` has only the `len(drawn)` samples of
+    it that arrive first, or more.
     """
     n = len(distances)
-    unit = max(distances.max(), eps)
+    if farthest < 0:
+        nearest, farthest = distances.min(), distances.max()
+    unit = max(farthest, eps)
     d = distances / unit
     eps /= unit
-    farthest = d.max()
+    nearest /= unit
+    farthest /= unit
     # An exponential number of exactly 0 has probability 2^-53. The floor keeps the sort's range of octaves small.
     # It lies far below the first arrival of the nearest sample, so two samples never arrive together because of it.
-    arrival = np.maximum(first * (d + eps), (d.min() + eps) * 2.0**-80)
+    arrival = np.maximum(first * (d + eps), (nearest + eps) * 2.0**-80)
     order = argsort_arrivals(arrival)
     times, who = np.empty(n), np.empty(n, np.int32)  # a heap of the samples that were drawn before
     waiting = arrived = 0

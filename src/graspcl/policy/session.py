@@ -124,6 +124,8 @@ class Session:
     (3, 4, [0.29, 0.29, 0.0])
     """
 
+    race: Callable[[float], Array] | None = None  # GRASP's plan for an ε, where samples lie on several ranks
+
     def __init__(
         self,
         buffer: Buffer,
@@ -140,8 +142,7 @@ class Session:
         loader: Loader | None = None,
     ) -> None:
         self.budget, self.rng, self.device, self.chunk, self.lr = budget, rng, device, chunk, lr
-        self.costs = Costs()
-        self._buffer, self._groups_by = buffer, groups_by
+        self.costs, self._buffer, self._groups_by = Costs(), buffer, groups_by
         self._loader = loader or Loader(buffer, device)
         self._network: Network = network if network is not None else lambda inputs: None
         self._rows_of: Transform = rows or (lambda labels: labels)
@@ -373,8 +374,7 @@ class MiniBatch:
     """Inputs `x` [n, …] and labels `y` [n] to train on; `x, y = batch` works. `slots` [n]: places in the buffer."""
 
     def __init__(self, x: torch.Tensor, y: torch.Tensor, slots: Array, policy: Policy) -> None:
-        self.x, self.y, self.slots = x, y, slots
-        self._policy, self._reported = policy, False
+        self.x, self.y, self.slots, self._policy, self._reported = x, y, slots, policy, False
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         return iter((self.x, self.y))

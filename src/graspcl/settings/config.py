@@ -130,6 +130,8 @@ class BufferConfig:
     maintenance: Part = Part("largest_class")
     # of the samples of a session: within the capacity, or extra until the session ends; by default as the learner does
     new_samples: Literal["within", "extra"] | None = None
+    # under torchrun: each rank holds a part of the codes, and the capacity is that of all; by default each holds all
+    shards: Literal["ranks"] | None = None
 
 
 @checked
@@ -287,14 +289,15 @@ _NO_STAGES = {"method": "none", "epochs": 50, "batch_size": 256, "lr": 0.2}
 
 
 def identity(plain: dict[str, Any]) -> dict[str, Any]:
-    """Return the plain settings that decide a run's result; how often it is saved and logged does not."""
+    """Return the plain settings that decide a run's result; where it lies, and how often it is saved, does not."""
     base, measure = dict(plain["base"]), dict(plain["measure"])
+    buffer = {name: value for name, value in plain["buffer"].items() if name != "shards"}
     if measure["coded"]:  # as all runs were before the setting existed
         del measure["coded"]
     if not base["stages"]:
         base = {**base, **_NO_STAGES}
         del base["stages"]
-    decisive = {**plain, "base": base, "measure": measure}
+    decisive = {**plain, "base": base, "measure": measure, "buffer": buffer}
     return {name: value for name, value in decisive.items() if name not in ("checkpoint", "log")}
 
 

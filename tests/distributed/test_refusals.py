@@ -1,0 +1,77 @@
+"""What ranks cannot do exactly is refused by name, before anything is trained."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from worlds import make_learner
+
+from graspcl import Buffer, GraspError, Learner
+from graspcl.codec import Encoded
+from graspcl.distributed import Ranks, joined
+from graspcl.distributed.learners import refuse
+from graspcl.distributed.shards import ShardedBuffer
+from graspcl.model import SplitNetwork
+
+
+def learner_with(layer):
+    example = torch.zeros(2, 4)
+    plastic = nn.Sequential(nn.Linear(4, 4), layer)
+    network = SplitNetwork.of(nn.Identity(), plastic, example, generator=torch.Generator().manual_seed(0))
+    return Learner(network, Buffer(), "uniform")
+
+
+def test_batch_statistics():
+    with pytest.raises(GraspError, match=r"BatchNorm1d 'plastic.1' cannot be trained on several ranks.*GroupNorm"):
+        refuse(learner_with(nn.BatchNorm1d(4)))
+
+
+def test_dropout_of_the_global_generator():
+    with pytest.raises(GraspError, match=r"Dropout 'plastic.1' cannot be .* global generator; use .*SeededDropout"):
+        refuse(learner_with(nn.Dropout(0.5)))
+
+
+def test_what_mixes_no_rows_is_allowed():
+    learner = make_learner({"dropout": 0.5})
+    refuse(learner)
+    refuse(learner_with(nn.LayerNorm(4)))
+    assert not learner.network.training
+
+
+def test_codes_of_different_lengths_are_not_divided():
+    with pytest.raises(GraspError, match=r"buffer\.shards: image files differ in length"):
+        ShardedBuffer.of(Buffer(codec=Encoded(8)), None)
+
+
+def test_a_buffer_in_a_folder_is_not_divided(tmp_path):
+    with pytest.raises(GraspError, match=r"buffer\.shards: a buffer in a folder cannot be divided"):
+        ShardedBuffer.of(Buffer(storage=tmp_path), None)
+
+
+def test_there_must_be_ranks_to_join(monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(GraspError, match="start the program with torchrun"), joined():
+        pass
+    with pytest.raises(GraspError, match="join the ranks first"):
+        Ranks()
+
+
+def test_ranks_that_observe_other_samples_are_told(worlds):
+    failed, _ = worlds.attempt(2, "observe_apart")
+    assert len(failed) == 2
+    for said in failed:
+        assert "the ranks differ in what they store" in said
+        assert "let every rank observe the same samples in the same order" in said
+
+
+def test_dropout_of_a_share_is_that_of_the_whole_batch():
+    from graspcl.model import SeededDropout
+
+    x = torch.ones(7, 5)
+    whole = SeededDropout(0.5, torch.Generator().manual_seed(3))(x)
+    parts = []
+    for rows in (slice(0, 4), slice(4, 7)):
+        part = SeededDropout(0.5, torch.Generator().manual_seed(3))
+        part.rows = rows, 7
+        parts.append(part(x[rows]))
+    assert np.array_equal(whole, torch.cat(parts))

@@ -1,0 +1,108 @@
+"""Runs under torchrun: the folder of one process, restarts after a death, and another number of ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from worlds import free_port
+
+from graspcl.experiment import RunFolder
+from graspcl.integrity import read_arrays
+from graspcl.state import load_state
+
+PLUGIN = Path(__file__).with_name("clusters_plugin.py")
+SETTINGS = (
+    "--name small --data few_clusters --learner siesta --stream.kind class_incremental --stream.base_classes 2 "
+    "--stream.sessions 2 --network vector(dim=16,hidden=32,embedding=24,dropout=0.2) --codec half --base.passes 2 "
+    "--buffer 50 --budget.updates 12 --budget.batch_size 10 --checkpoint.seconds 0 --measure.drift 5"
+)
+
+
+SHARDED = ("--buffer.shards", "ranks")
+
+
+def launch(place: Path, world: int, *options: str, kill: str = "", restarts: int = 0) -> tuple[int, str]:
+    """The exit code and output of a run below `place`, by torchrun with `world` ranks; without it for `world` 0."""
+    command = ["-m", "graspcl", "run", "listings", *SETTINGS.split(), *options]
+    command += ["--plugin", str(PLUGIN), "--out", str(place / "runs")]
+    if world:
+        torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(world), "--max-restarts", str(restarts)]
+        command = [*torchrun, "--master-port", str(free_port()), "--monitor-interval", "0.1", *command]
+    environment = {**os.environ, "GRASPCL_CACHE": str(place / "cache"), "KILL": kill, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment, timeout=600)
+    return done.returncode, done.stdout + done.stderr
+
+
+def finish(place: Path, world: int, *options: str, **how) -> Path:
+    code, output = launch(place, world, *options, **how)
+    assert code == 0, output
+    (config,) = (place / "runs").rglob("config.toml")
+    return config.parent
+
+
+def compare(one: Path, other: Path, tolerance: float) -> None:
+    """The same plans by id, and the same weights and accuracies."""
+    plans = sorted(file.name for file in (one / "plans").iterdir())
+    assert plans == sorted(file.name for file in (other / "plans").iterdir()) and len(plans) == 2
+    for plan in plans:
+        a, b = (read_arrays(run / "plans" / plan) for run in (one, other))
+        assert np.array_equal(a["ids"][a["picks"]], b["ids"][b["picks"]]), plan
+    first, second = (load_state(RunFolder(run)._checkpoints()[-1]) for run in (one, other))
+    for name, value in first["learner"]["network"].items():
+        assert np.allclose(value, second["learner"]["network"][name], rtol=tolerance, atol=tolerance), name
+    assert np.array_equal(first["learner"]["buffer"]["columns"]["ids"], second["learner"]["buffer"]["columns"]["ids"])
+    results = [json.loads((run / "summary.json").read_text())["alpha"] for run in (one, other)]
+    assert results[0] == results[1]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> Path:
+    return finish(tmp_path_factory.mktemp("alone"), 0)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory) -> Path:
+    return finish(tmp_path_factory.mktemp("pair"), 2)
+
+
+@pytest.mark.slow
+def test_a_run_on_two_ranks_equals_a_run_of_one_process(alone, tmp_path):
+    code, output = launch(tmp_path, 2)
+    assert code == 0, output
+    assert output.count("session 2 of 2: accuracy") == 1  # rank 0 alone prints
+    (config,) = (tmp_path / "runs").rglob("config.toml")
+    compare(alone, config.parent, 1e-5)
+    assert {file.name for file in config.parent.iterdir()} == {file.name for file in alone.iterdir()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rank", "options"), [(0, ()), (1, ()), (0, SHARDED), (1, SHARDED)])
+def test_a_killed_rank_is_restarted_and_the_run_ends_the_same(pair, tmp_path, rank, options):
+    code, output = launch(tmp_path, 2, *options, kill=f"{rank} step 25", restarts=1)
+    assert code == 0, output
+    assert "resuming from a checkpoint (session 2, update" in output
+    (config,) = (tmp_path / "runs").rglob("config.toml")
+    compare(pair, config.parent, 0)
+
+
+@pytest.mark.slow
+def test_a_run_resumes_on_another_number_of_ranks(alone, tmp_path):
+    """Killed on two ranks that share the buffer, resumed on three, killed again, and finished by one process."""
+    code, output = launch(tmp_path, 2, *SHARDED, kill="1 step 16")
+    assert code != 0 and "has lost the others" in output, output
+    code, output = launch(tmp_path, 3, *SHARDED, kill="2 step 4")
+    assert code != 0 and "resuming from a checkpoint (session 1, update" in output, output
+    compare(alone, finish(tmp_path, 0), 1e-5)
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_is_noticed(tmp_path):
+    code, output = launch(tmp_path, 2, "--timeout", "5", kill="1 hang 5")
+    assert code != 0
+    assert "rank 0 of 2 has lost the others: one has died, or has not answered within the time-out" in output

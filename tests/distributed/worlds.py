@@ -1,0 +1,216 @@
+"""Learn in worlds of several gloo processes, and in one process, to compare what they did.
+
+As a program this is a driver: it loads graspcl once, and forks the ranks of each world from itself. Tests thus pay the
+imports once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from graspcl import Budget, Buffer
+from graspcl.buffer import rules
+from graspcl.distributed import Ranks, distributed, joined
+from graspcl.distributed.shards import ShardedCodes
+from graspcl.learner import Learner, Optimiser, column_shapes, learners
+from graspcl.model import vector_network
+from graspcl.policy import policies
+from graspcl.state import load_state, save_state
+
+# By rank, rounding decides whether a score that did not change counts as equal to what it was.
+SMOOTH = {name: {"weighting": "softmax"} for name in ("max_loss", "min_confidence", "min_logit_distance", "min_margin")}
+
+DIM, CLASSES, CAPACITY = 8, 6, 45
+BUDGET = Budget(updates=4, batch_size=10)
+
+
+def make_learner(case: dict[str, Any]) -> Learner:
+    """The learner of a case: names of learner, policy and rule, their parameters, and sizes."""
+    generator = torch.Generator().manual_seed(1)
+    network = vector_network(DIM, 16, 12, dropout=case.get("dropout", 0.0), generator=generator)
+    kind, parameters = learners.get(case.get("learner", "siesta")), case.get("parameters", {})
+    rule = rules.create(case.get("rule", "largest_class"))
+    columns = {**column_shapes(rule, network, kind, **parameters), **kind.columns(CLASSES, **parameters)}
+    buffer = Buffer(None if kind.unbounded else case.get("capacity", CAPACITY), None, rule, columns, rng=2)
+    policy = policies.create(case.get("policy", "grasp"), **case.get("drawn", {}))
+    return kind(network, buffer, policy, Optimiser("adamw", 1e-3, layer_decay=1.0), rng=3, **parameters)
+
+
+def chunks(case: dict[str, Any]) -> list[tuple[torch.Tensor, np.ndarray[Any, Any]]]:
+    """Three chunks of samples, each with new classes, the third with old ones too."""
+    rng = np.random.default_rng(4)
+    means = 2 * rng.normal(size=(CLASSES, DIM))
+    found = []
+    for classes, number in (((0, 1, 2), case.get("first", 36)), ((3,), 9), ((4, 5, 0), 15)):
+        labels = rng.permutation(np.resize(classes, number))
+        found.append((torch.from_numpy(means[labels] + rng.normal(size=(number, DIM))).float(), labels))
+    return found
+
+
+def learn(ranks: Ranks | None, case: dict[str, Any]) -> dict[str, Any]:
+    """Observe and rehearse three chunks; return what was drawn and stored, and what the learner knows."""
+    learner = make_learner(case)
+    if ranks is not None:
+        learner = distributed(learner, ranks, **case.get("how", {}))
+        if case.get("placed"):
+            place_by_chunk()
+    drawn, stored = [], []
+    for number, (inputs, labels) in enumerate(chunks(case)):
+        learner.observe(inputs, labels, 1000 * number + np.arange(len(labels)))
+        log = learner.rehearse(BUDGET)
+        drawn.append(log.ids[log.picks] if len(log.picks) else np.empty((0, 0), np.int64))
+        stored.append(np.array(learner.buffer.ids))
+    network = {name: value for name, value in learner.network.state_dict().items() if value.is_floating_point()}
+    held = 0 if ranks is None or not case.get("how") else len(learner.buffer.shard()["slots"])
+    probe = torch.from_numpy(np.random.default_rng(5).normal(size=(20, DIM))).float()
+    return {
+        "drawn": drawn, "stored": stored, "network": network, "logits": learner.logits(probe), "losses": log.losses,
+        "sent": dict(ranks.sent) if ranks is not None else {}, "held": held,
+    }  # fmt: skip
+
+
+def place_by_chunk() -> None:
+    """Let each insertion go to one rank: shards are uneven, some classes lie on one rank, and rank 3 holds nothing."""
+    insertions = itertools.count()
+    ShardedCodes._fewest = lambda codes, number: np.full(number, next(insertions) % min(3, codes.ranks.world))
+
+
+def learn_all(ranks: Ranks | None, cases: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"cases": [learn(ranks, case) for case in cases]}
+
+
+def first_session(ranks: Ranks, case: dict[str, Any]) -> dict[str, Any]:
+    """What a rank sends in the first session."""
+    learner = distributed(make_learner(case), ranks, **case["how"])
+    inputs, labels = chunks(case)[0]
+    learner.observe(inputs, labels)
+    ranks.sent.clear()
+    learner.rehearse(BUDGET)
+    parameters = sum(value.numel() for _, value in learner.network.plastic_parameters())
+    return {"sent": dict(ranks.sent), "classes": len(learner.classes), "parameters": parameters}
+
+
+def observe_apart(ranks: Ranks) -> dict[str, Any]:
+    """Each rank observes samples of its own, as a user may do who is used to data-parallel training."""
+    learner = distributed(make_learner({}), ranks)
+    inputs, labels = chunks({})[0]
+    learner.observe(inputs[ranks.rank :: 2], labels[ranks.rank :: 2])
+    learner.rehearse(BUDGET)
+    return {}
+
+
+def compare(results: list[dict[str, Any]], cases: list[dict[str, Any]]) -> dict[str, Any]:
+    """In what the ranks' results of `learn_all` differ from one process, and from each other."""
+    wrong = {}
+    for number, case in enumerate(cases):
+        found = [result["cases"][number] for result in results]
+        wrong[f"{case}"] = [differences(learn(None, case), one) for one in found]
+        wrong[f"{case}, ranks"] = [differences(found[0], one, tolerance=0) for one in found[1:]]
+    return {case: found for case, found in wrong.items() if any(found)}
+
+
+def differences(one: dict[str, Any], other: dict[str, Any], tolerance: float = 1e-5) -> list[str]:
+    """In what two results of `learn` differ: in the samples drawn or stored, or in numbers by more than `tolerance`."""
+    found = []
+    for what in ("drawn", "stored"):
+        for session, (a, b) in enumerate(zip(one[what], other[what], strict=True), start=1):
+            if not np.array_equal(a, b):
+                found.append(f"{what} in session {session}")
+    numbers = {**one["network"], "logits": one["logits"], "losses": one["losses"]}
+    others = {**other["network"], "logits": other["logits"], "losses": other["losses"]}
+    for name, a in numbers.items():
+        a, b = np.asarray(a), np.asarray(others[name])
+        if a.shape != b.shape or not np.allclose(a, b, rtol=tolerance, atol=tolerance):
+            found.append(f"{name} by {np.abs(a - b).max() if a.shape == b.shape else (a.shape, b.shape)}")
+    return found
+
+
+# -- the driver -------------------------------------------------------------------------------------------------------
+
+
+class Worlds:
+    """Starts worlds of ranks, each a process; files lie in the folder `home`."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        command = [sys.executable, __file__]
+        one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=home, env=one_thread
+        )
+
+    def close(self) -> None:
+        self._process.communicate()
+
+    def run(self, world: int, job: str, **given: Any) -> list[dict[str, Any]]:
+        """Let `world` ranks do a job of this module; return their results."""
+        failed, results = self.attempt(world, job, **given)
+        assert not failed, failed
+        return results
+
+    def attempt(self, world: int, job: str, **given: Any) -> tuple[list[str], list[dict[str, Any]]]:
+        """As `run`, for a job that may fail; return what the failing ranks said, and the results."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        place = self.home / "world"
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir()
+        print(json.dumps({"world": world, "job": job, "given": given}), file=self._process.stdin, flush=True)
+        assert self._process.stdout.readline().strip() == "done"
+        failed = [file.read_text() for file in sorted(place.glob("*.error"))]
+        return failed, [load_state(file) for file in sorted(place.glob("*.safetensors"))]
+
+
+def _rank(rank: int, port: int, order: dict[str, Any]) -> None:
+    os.environ |= {
+        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(order["world"]),
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+    }  # fmt: skip
+    file = Path("world") / f"{rank}"
+    try:
+        with joined(timeout=order["given"].pop("timeout", 60.0)) as ranks:
+            result = globals()[order["job"]](ranks, **order["given"])
+        save_state(file.with_suffix(".safetensors"), result)
+    except BaseException:
+        file.with_suffix(".error").write_text(traceback.format_exc())
+        os._exit(1)
+    os._exit(0)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def _drive() -> None:
+    importlib.import_module("torch._dynamo")  # the first update would load it, which takes seconds
+    Buffer(2).insert_codes(np.eye(3, dtype=np.float32), [0, 0, 1])  # compiled kernels
+    for name in policies.names():
+        policies.create(name).warm_up()
+    for line in sys.stdin:
+        order, port, children = json.loads(line), free_port(), []
+        for rank in range(order["world"]):
+            if (pid := os.fork()) == 0:
+                _rank(rank, port, order)
+            children.append(pid)
+        for pid in children:
+            os.waitpid(pid, 0)
+        sys.stdout.write("done\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    _drive()
