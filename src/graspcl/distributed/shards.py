@@ -148,7 +148,7 @@ class ShardedBuffer(Buffer):
             )
         if buffer._sequences is not None:
             raise GraspError(
-                "buffer.shards: latents of texts are stored without padding, and ranks cannot divide them; set it to none"
+                "buffer.shards: texts differ in length, and ranks cannot divide their latents; set it to none"
             )
         if buffer._ledger is not None:
             raise GraspError("buffer.shards: a buffer in a folder cannot be divided among ranks; use storage='ram'")
