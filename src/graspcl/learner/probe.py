@@ -92,19 +92,21 @@ class Probe(SolvedHead):
         start: Rows | None = None
         losses = {}
         for strength in _STRENGTHS:
-            start = logistic_rows(features[~apart], targets[~apart], len(self.classes), strength, start)
+            start = logistic_rows(features[~apart], targets[~apart], len(self.classes), strength, start, 1e-6)
             logits = features[apart].double() @ start[0].T + start[1]
             losses[strength] = float(torch.nn.functional.cross_entropy(logits, targets[apart]))
         return min(losses, key=losses.__getitem__)
 
 
 def logistic_rows(
-    h: torch.Tensor, targets: torch.Tensor, classes: int, strength: float, start: Rows | None = None
-) -> Rows:
+    h: torch.Tensor, targets: torch.Tensor, classes: int, strength: float, start: Rows | None = None,
+    tolerance: float = 1e-10,
+) -> Rows:  # fmt: skip
     """Return weights [K, D] and biases [K] of the logistic regression of `targets` [n] on features h [n, D].
 
     They minimise Σ cross-entropy + strength/2 · ‖W‖² by L-BFGS, for features that are centred and divided by their
-    root mean square. The bias has no penalty. `start` is a solution to start from.
+    root mean square. The bias has no penalty. `start` is a solution to start from; the search ends
+    when a step improves the loss by less than `tolerance`, relatively.
     """
     from scipy.optimize import minimize
 
@@ -134,7 +136,7 @@ def logistic_rows(
     if start is not None:
         weight, bias = start
         first = torch.cat([weight * scale, (bias + weight @ mean.double())[:, None]], 1).numpy().ravel()
-    options = {"maxiter": 500, "maxfun": 1000, "gtol": 1e-6, "ftol": 1e-10}
+    options = {"maxiter": 500, "maxfun": 1000, "gtol": 1e-6, "ftol": tolerance}
     found = minimize(objective, first, jac=True, method="L-BFGS-B", options=options).x
     rows = torch.from_numpy(found).view(classes, width + 1)
     weight = rows[:, :width] / scale
