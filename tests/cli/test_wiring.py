@@ -41,7 +41,8 @@ def test_run(graspcl, calls):
     calls.replace("graspcl.report.run_table", "the table")
     options = ("--scale", "small", "--rehearsal", "veridical", "--memory", "unbounded", "--out", "here", "--seed", "5")
     said = graspcl("run", "groceries", *options, "--policy", "middle_first", "--plugin", PLUGIN)
-    ((config, folder, _, base),) = calls.noted["run"]
+    ((config, folder, _, base, ranks),) = calls.noted["run"]
+    assert ranks == {"ranks": None}
     expected = change(preset("groceries", "small", "veridical", "unbounded"), {"policy": "middle_first", "seed": 5})
     assert config == expected and expected.buffer.capacity is None
     assert (folder, base) == (Path("here") / config.path, Path("here") / config.folder / "base")

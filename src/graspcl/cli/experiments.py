@@ -121,7 +121,7 @@ def run(
 ) -> None:
     """Run one experiment, or resume it.
 
-    With `torchrun --nproc-per-node N -m graspcl run …`, N processes run it together (docs/scale.md).
+    `torchrun --nproc-per-node N -m graspcl run WHAT` runs it in N processes at once (docs/scale.md).
 
     Parameters
     ----------

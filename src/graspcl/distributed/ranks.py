@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from graspcl.checks import Array
 from graspcl.errors import GraspError
@@ -50,9 +51,10 @@ def joined(timeout: float = 600.0, device: str = "auto") -> Iterator[Ranks]:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     limit = timedelta(seconds=timeout)
     try:
-        found, rank, world = next(dist.rendezvous("env://", timeout=limit))
+        found, rank, world = next(rendezvous("env://", timeout=limit))
         # A store may outlive a restart, and the ranks' former addresses with it.
-        store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", found)
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = dist.PrefixStore(f"attempt {attempt}", found)  # type: ignore[attr-defined]
         dist.init_process_group("nccl" if cuda else "gloo", store=store, rank=rank, world_size=world, timeout=limit)
     except RuntimeError as error:
         raise GraspError(f"the ranks could not meet: {_reason(error)}") from error

@@ -15,12 +15,12 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
 from graspcl.checks import checked
 from graspcl.errors import GraspError, require
+from graspcl.integrity import Damaged, read_tensors
 from graspcl.limits import TEXT
 from graspcl.model.network import networks
 from graspcl.packages import package_folder, verify
@@ -115,11 +115,20 @@ class StaticTextEncoder:
         for path in (weights, tokenizer):
             if not path.is_file():
                 raise GraspError(f"{path} is not a file; give embeddings (.safetensors) and a tokenizer (.json)")
-        tensors = load_file(weights)
-        if "embedding.weight" not in tensors:
-            raise GraspError(f"{weights} must contain a matrix 'embedding.weight', got {sorted(tensors)}")
-        self.embeddings = tensors["embedding.weight"].float()
-        self._tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer))
+        try:
+            tensors, _, _ = read_tensors(weights)
+        except (OSError, Damaged) as error:
+            raise GraspError(f"the embeddings {weights} are damaged or not a safetensors file: {error}") from error
+        found = tensors.get("embedding.weight")
+        if found is None or found.ndim != 2 or not found.is_floating_point() or not found.isfinite().all():
+            shapes = ", ".join([f"{name} {list(value.shape)}" for name, value in sorted(tensors.items())[:3]])
+            raise GraspError(f"{weights} must contain a finite matrix 'embedding.weight', got {shapes or 'none'}")
+        self.embeddings = found.float()
+        self._tokenizer = _read_tokenizer(tokenizers, tokenizer)
+        if (most := max(self._tokenizer.get_vocab().values(), default=0)) >= len(found):
+            raise GraspError(
+                f"{weights} must have a row for each token of {tokenizer}, {most + 1:,}, got {len(found):,}"
+            )
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self._unknown: int = self._tokenizer.token_to_id("<unk>") or 0
@@ -235,20 +244,25 @@ def _load_tokenizer(source: str | Path) -> Any:
     """Load a tokenizer; from its own file if there is one, which avoids the import of transformers."""
     folder, tokenizers = Path(source), require("tokenizers", "text")
     if (file := folder / "tokenizer.json").is_file():
-        try:
-            found = tokenizers.Tokenizer.from_file(str(file))
-        except Exception as error:  # the library raises nothing more specific
-            raise GraspError(f"{file} is not a tokenizer: {error}") from error
-        return _with_words(found, source)
+        return _with_words(_read_tokenizer(tokenizers, file), source)
     if folder.is_dir() and not any(found for pattern in _TOKENIZER_FILES for found in folder.glob(pattern)):
         raise GraspError(f"there is no tokenizer in {source}: none of {', '.join(_TOKENIZER_FILES)}")
 
     def read(local: bool) -> Any:
         transformers = require("transformers", "text")  # takes seconds, so not for a path that does not exist
-        found = transformers.AutoTokenizer.from_pretrained(str(source), local_files_only=local)
+        found = transformers.AutoTokenizer.from_pretrained(str(source), local_files_only=local, trust_remote_code=False)
         return _with_words(found.backend_tokenizer, source)
 
     return read_pretrained(source, "a tokenizer", read)
+
+
+def _read_tokenizer(tokenizers: Any, file: Path) -> Any:
+    try:
+        return tokenizers.Tokenizer.from_file(str(file))
+    except BaseException as error:  # the library raises nothing more specific, and panics
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
+        raise GraspError(f"{file} is not a tokenizer: {error}") from error
 
 
 def _with_words(tokenizer: Any, source: object) -> Any:

@@ -294,7 +294,8 @@ def load_encoder(source: str | Path, generator: torch.Generator) -> Any:
     load = require("transformers", "text").AutoModel.from_pretrained
 
     def read(local: bool) -> Any:
-        return load(str(source), local_files_only=local, output_loading_info=True)
+        # Without a question on the terminal whether to run code from the folder.
+        return load(str(source), local_files_only=local, output_loading_info=True, trust_remote_code=False)
 
     with _quiet(), global_seed(fork(generator).initial_seed()):
         encoder, report = read_pretrained(source, "an encoder", read)
