@@ -162,9 +162,9 @@ def history_of(store: Store) -> list[dict[str, Any]]:
     return list(store.get(head_of(store)["history"])["entries"])
 
 
-def load_classifier(store: Store) -> Classifier:
-    """Return what predicts with the current version. Stored samples are not read."""
-    manifest = head_of(store)
+def load_classifier(store: Store, manifest: Manifest | None = None) -> Classifier:
+    """Return what predicts with a version, by default the current one. Stored samples are not read."""
+    manifest = head_of(store) if manifest is None else manifest
     config, names = from_plain(manifest["settings"]), class_names(manifest)
     network = load_network(store, manifest, config)
     calibration = Calibration.from_plain(manifest["calibration"])
