@@ -179,7 +179,7 @@ class RehearsalClassifier:
         return self._fitted
 
     def __sklearn_tags__(self) -> Any:
-        from sklearn.utils import ClassifierTags, InputTags, Tags, TargetTags
+        from sklearn.utils import ClassifierTags, InputTags, Tags, TargetTags  # type: ignore[import-untyped,unused-ignore]
 
         return Tags(
             estimator_type="classifier", target_tags=TargetTags(required=True), transformer_tags=None,
@@ -244,12 +244,12 @@ class RehearsalClassifier:
         They end in a constant: without it, the mean of all samples would have no direction.
         """
         scaled = np.pad((vectors - self._mean) / self._scale, ((0, 0), (0, 1)), constant_values=1.0)
-        return np.clip(scaled / np.sqrt(scaled.shape[1]), -_LARGEST, _LARGEST).astype(np.float32)
+        return np.asarray(np.clip(scaled / np.sqrt(scaled.shape[1]), -_LARGEST, _LARGEST), np.float32)
 
 
 def _labels(y: Any) -> Array:
     """Return labels [n] of any kind that can be sorted; refuse numbers that are measurements."""
-    found = np.asarray(y)
+    found: Array = np.asarray(y)
     if found.ndim == 2 and found.shape[1] == 1:
         kind = getattr(sys.modules.get("sklearn.exceptions"), "DataConversionWarning", UserWarning)
         warnings.warn("A column-vector y was passed when a 1d array was expected; use y.ravel()", kind, stacklevel=4)
