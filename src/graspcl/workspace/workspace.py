@@ -281,6 +281,7 @@ class Workspace:
             changed = {label: new if name == old else name for label, name in names.items()}
             history = store.put({"entries": [*entries, {"verb": "rename", **told, **last}]})
             store.commit("rename", told, {**manifest, "classes": changed, "history": history})
+            store.trim(UNDOABLE + 1)
         return told
 
     @contextmanager
