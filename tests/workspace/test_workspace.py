@@ -218,6 +218,25 @@ def test_a_budget_that_is_over_still_learns_the_class(shop):
     assert shop.predict(texts("car", 900, 903)).names == ["car"] * 3
 
 
+def test_a_damaged_version_is_not_used(shop):
+    """The version before it predicts, and nothing is written."""
+    before = shop.predict(ASKED).probabilities
+    shop.learn(texts("car", 0, 20), ["car"] * 20, updates=1)
+    with Store.open(shop.folder) as store:
+        name = store.head.manifest["network"].removeprefix("object:")
+    (file,) = shop.folder.rglob(f"{name}*")
+    file.write_bytes(file.read_bytes()[:-100])
+    notes = Notes()
+    again = Workspace.open(shop.folder, progress=notes)
+    assert np.array_equal(again.predict(ASKED).probabilities, before)
+    assert name in notes.lines[0] and "predicting as before the change of" in notes.lines[0]
+    with pytest.raises(GraspError, match=name):
+        again.learn(texts("music", 0, 20), ["music"] * 20)
+    assert again.undo()["verb"] == "learn"
+    again.learn(texts("music", 0, 20), ["music"] * 20, updates=1)
+    assert again.verify() == []
+
+
 def test_two_writers(shop):
     with (
         Store.open(shop.folder, write=True),

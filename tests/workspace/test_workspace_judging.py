@@ -7,7 +7,7 @@ import torch
 from graspcl.errors import GraspError
 from graspcl.workspace.calibration import Calibration, auroc, calibrate, calibration_error, left_out_auroc
 from graspcl.workspace.judging import Change, Tally, changes, fallen, hold_out
-from graspcl.workspace.overview import drift_of
+from graspcl.workspace.overview import RECENT, drift_of, recent_scores, remember_scores
 from graspcl.workspace.training import parse_seconds
 
 
@@ -106,6 +106,20 @@ def test_drift_needs_samples_and_a_difference():
     assert not drift_of(np.linspace(0, 1, 50).tolist(), known).found
     moved = drift_of(np.linspace(-1, 0, 50).tolist(), known)
     assert moved.found and moved.unknown == 1.0
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"scores": 3}', b'{"scores": [NaN, "a", null]}', b"\xff" * 100])
+def test_recent_scores_that_cannot_be_used_are_none(content, tmp_path):
+    (tmp_path / RECENT).write_bytes(content)
+    assert recent_scores(tmp_path) == []
+    remember_scores(tmp_path, np.array([1.5, np.nan, 2.5]))
+    assert recent_scores(tmp_path) == [1.5, 2.5]
+
+
+def test_the_last_thousand_scores_are_kept(tmp_path):
+    for begin in (0, 900):
+        remember_scores(tmp_path, np.arange(begin, begin + 900.0))
+    assert recent_scores(tmp_path) == np.arange(800.0, 1800.0).tolist()
 
 
 @pytest.mark.parametrize("text", ["", "two", "5 parsecs", "-3s", "nan", "inf"])

@@ -18,6 +18,7 @@ from graspcl.cli.options import AtLeastOne, Plugins, load_plugins
 from graspcl.errors import GraspError, nearest
 from graspcl.files import bounded_lines, inert_cell
 from graspcl.limits import limit
+from graspcl.progress import Silent
 from graspcl.state import write_whole
 
 if TYPE_CHECKING:
@@ -105,12 +106,19 @@ def predict(
     print(f"wrote {output}: {predicted} predictions", file=sys.stderr)
 
 
+class _Told(Silent):
+    """Shows notes on standard error, apart from the table."""
+
+    def note(self, text: str) -> None:
+        print(f"graspcl: {text}", file=sys.stderr)
+
+
 def _load(folder: Path) -> Learned | Workspace:
     """Open what predicts: a workspace, or a run."""
     if (folder / "workspace.db").is_file():
         from graspcl.workspace import Workspace
 
-        return Workspace.open(folder)
+        return Workspace.open(folder, progress=_Told())
     from graspcl.experiment import load_learner
 
     return load_learner(folder)

@@ -193,7 +193,7 @@ def _without_padding(run: Callable[[Tensor, Tensor], Tensor], x: Tensor, real: T
     Without gradients, texts of similar length run together, so that more columns can be left out. While the network is
     traced for an export, none is: the file must fit texts of any length.
     """
-    if torch.jit.is_tracing():
+    if torch.onnx.is_in_onnx_export():
         return run(x, real)
     lengths = (real * torch.arange(1, real.shape[1] + 1, device=real.device)).amax(1)
     if torch.is_grad_enabled() or len(x) <= 1:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from graspcl.checks import Array
+from graspcl.files import read_regular
 from graspcl.integrity import Damaged, read_object, seal_object
 from graspcl.settings.read import from_plain
 from graspcl.state import write_whole
@@ -124,10 +125,11 @@ def remember_scores(folder: Path, scores: Array) -> None:
 def recent_scores(folder: Path) -> list[float]:
     """Return the scores of the last predictions, oldest first; none if they cannot be read."""
     try:
-        found = read_object((folder / RECENT).read_bytes()).get("scores", [])
+        found = read_object(read_regular(folder / RECENT)).get("scores")
     except (OSError, Damaged):
         return []
-    return [float(one) for one in found if isinstance(one, int | float)]
+    scores = found if isinstance(found, list) else []
+    return [float(one) for one in scores if isinstance(one, int | float) and math.isfinite(one)]
 
 
 def drift_of(recent: list[float], calibration: Calibration) -> Drift | None:

@@ -23,6 +23,8 @@ from graspcl.workspace.memory import HeldOut, Manifest, load_learner, load_netwo
 from graspcl.workspace.store import Store
 
 UNDOABLE = 3  # changes that can be taken back; each keeps its weights and sums on the disk
+_CHUNK = 1024  # held-out samples that are predicted at a time
+_NUMBERS = 10_000_000  # logits at most that a calibration looks at
 _FORMAT = 1  # of manifests; raise it when an earlier program could not read them
 
 
@@ -111,18 +113,18 @@ class Version:
 
     # -- held-out samples ----------------------------------------------------------------------------------------------
 
-    def logits(self, held: HeldOut | None = None) -> Tensor:
+    def logits(self, which: Array | slice = slice(None)) -> Tensor:
         """Return the logits [n, classes] of held-out samples, by default of all."""
-        held = self.held if held is None else held
-        if not len(held):
+        codes = self.held.codes[which]
+        if not len(codes):
             return torch.zeros(0, len(self.learner.classes))
-        return self.learner.outputs(torch.from_numpy(held.codes), "logits").cpu()
+        return self.learner.outputs(torch.from_numpy(codes), "logits").cpu()
 
-    def predicted(self, held: HeldOut | None = None) -> Array:
-        """Return the predicted labels of held-out samples [n]."""
-        if not len(self.held if held is None else held):
-            return np.empty(0, np.int64)
-        return np.asarray(self.learner.classes).take(self.logits(held).argmax(1).numpy())
+    def predicted(self) -> Array:
+        """Return the predicted labels of the held-out samples [n]."""
+        parts = [self.logits(slice(begin, begin + _CHUNK)) for begin in range(0, len(self.held), _CHUNK)]
+        rows = [part.argmax(1).numpy() for part in parts]
+        return np.asarray(self.learner.classes, np.int64).take(np.concatenate([np.empty(0, np.int64), *rows]))
 
     def right(self) -> Array:
         """Return which held-out samples are predicted correctly [n]."""
@@ -133,10 +135,12 @@ class Version:
         return tallies(self.right(), self.held.labels)
 
     def calibration(self) -> Calibration:
-        """Return temperature and threshold, chosen on the held-out samples."""
+        """Return temperature and threshold, chosen on held-out samples; on some, if all would take too much memory."""
+        number = min(len(self.held), max(_CHUNK, _NUMBERS // max(1, len(self.learner.classes))))
+        some = np.linspace(0, len(self.held) - 1, number).astype(np.int64)
         row_of = {label: row for row, label in enumerate(self.learner.classes)}
-        targets = torch.tensor([row_of[label] for label in self.held.labels.tolist()], dtype=torch.int64)
-        return calibrate(self.logits(), targets)
+        targets = torch.tensor([row_of[label] for label in self.held.labels[some].tolist()], dtype=torch.int64)
+        return calibrate(self.logits(some), targets)
 
 
 def head_of(store: Store) -> Manifest:
@@ -158,9 +162,9 @@ def history_of(store: Store) -> list[dict[str, Any]]:
     return list(store.get(head_of(store)["history"])["entries"])
 
 
-def load_classifier(store: Store) -> Classifier:
-    """Return what predicts with the current version. Stored samples are not read."""
-    manifest = head_of(store)
+def load_classifier(store: Store, manifest: Manifest | None = None) -> Classifier:
+    """Return what predicts with a version, by default the current one. Stored samples are not read."""
+    manifest = head_of(store) if manifest is None else manifest
     config, names = from_plain(manifest["settings"]), class_names(manifest)
     network = load_network(store, manifest, config)
     calibration = Calibration.from_plain(manifest["calibration"])

@@ -180,8 +180,18 @@ class Workspace:
         with Store.open(self.folder) as store:
             number = -1 if store.head is None else store.head.number
             if self._classifier is None or number != self._number:
-                self._classifier, self._number = load_classifier(store), number
+                self._classifier, self._number = self._sound_classifier(store), number
         return self._classifier
+
+    def _sound_classifier(self, store: Store) -> Classifier:
+        """Load what predicts: of the current version, or if that is damaged, of the last one that is not."""
+        try:
+            return load_classifier(store)
+        except GraspError as error:
+            if store.head is None or (sound := store.last_good()).number == store.head.number:
+                raise
+            self.progress.note(f"{error}; predicting as before the change of {store.head.time}")
+            return load_classifier(store, sound.manifest)
 
     # -- changing ------------------------------------------------------------------------------------------------------
 
@@ -271,6 +281,7 @@ class Workspace:
             changed = {label: new if name == old else name for label, name in names.items()}
             history = store.put({"entries": [*entries, {"verb": "rename", **told, **last}]})
             store.commit("rename", told, {**manifest, "classes": changed, "history": history})
+            store.trim(UNDOABLE + 1)
         return told
 
     @contextmanager

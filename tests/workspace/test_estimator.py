@@ -1,0 +1,146 @@
+"""The classifier of vectors keeps what it learned, and has the manners of scikit-learn without needing it."""
+
+import copy
+import pickle
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+
+from graspcl.workspace.estimator import InvalidInput, RehearsalClassifier
+
+# Checks of scikit-learn that do not apply, and why. There are none: what it does not ask of this classifier (weights of
+# samples, sparse data, several labels) it leaves out itself, by the tags.
+NOT_APPLICABLE: dict[str, str] = {}
+# Checks that scikit-learn skips itself where SCIPY_ARRAY_API is not set.
+SKIPPED = {"check_array_api_input"}
+
+
+def blobs(classes, seed=0, each=20, width=4):
+    """Vectors around one corner per class, and their classes; corners are at least 6 deviations apart."""
+    rng, labels = np.random.default_rng(seed), np.repeat(np.arange(len(classes)), each)
+    corners = np.random.default_rng(1).normal(size=(9, width)) * 8
+    centre = [corners[ord(name[0]) - ord("a")] for name in classes]
+    return rng.normal(size=(len(labels), width)) + np.array(centre)[labels], np.array(classes)[labels]
+
+
+def test_the_checks_of_scikit_learn_pass():
+    checks = pytest.importorskip("sklearn.utils.estimator_checks", reason="needs scikit-learn")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about no base class of scikit-learn, on purpose
+        found = checks.check_estimator(
+            RehearsalClassifier(width=20), expected_failed_checks=NOT_APPLICABLE, on_fail=None, on_skip=None
+        )
+    assert len(found) > 40
+    wrong = {
+        one["check_name"]: one["exception"] for one in found if one["status"] not in ("passed", "xfail", "skipped")
+    }
+    assert wrong == {}
+    assert {one["check_name"] for one in found if one["status"] == "skipped"} <= SKIPPED
+
+
+def test_it_works_in_a_search_and_a_pipeline():
+    selection = pytest.importorskip("sklearn.model_selection", reason="needs scikit-learn")
+    pipeline = pytest.importorskip("sklearn.pipeline").make_pipeline(RehearsalClassifier(width=20))
+    X, y = blobs(["ant", "bee"])
+    search = selection.GridSearchCV(pipeline, {"rehearsalclassifier__passes": [0, 1]}, cv=2).fit(X, y)
+    assert search.best_score_ > 0.9
+
+
+def test_new_classes_do_not_erase_old_ones():
+    model = RehearsalClassifier(width=20)
+    for week in (["ant", "bee"], ["cod"], ["dab", "emu"]):
+        model.partial_fit(*blobs(week))
+    assert model.classes_.tolist() == ["ant", "bee", "cod", "dab", "emu"]
+    assert model.score(*blobs(["ant", "bee", "cod", "dab", "emu"], seed=7)) > 0.95
+
+
+def test_old_classes_are_kept_within_a_small_capacity():
+    model = RehearsalClassifier(width=20, capacity=12)
+    for week in (["ant", "bee"], ["cod"], ["dab", "emu"]):
+        model.partial_fit(*blobs(week))
+    assert len(model.learner_.buffer) == 12
+    assert model.score(*blobs(["ant", "bee", "cod", "dab", "emu"], seed=7)) > 0.9
+
+
+def test_columns_are_in_the_order_of_the_classes_whatever_arrived_first():
+    model = RehearsalClassifier(width=20).partial_fit(*blobs(["cod"])).partial_fit(*blobs(["bee", "ant"]))
+    X, y = blobs(["ant", "bee", "cod"], seed=7)
+    probabilities = model.predict_proba(X)
+    np.testing.assert_allclose(probabilities.sum(1), 1)
+    assert (model.classes_[probabilities.argmax(1)] == model.predict(X)).all() and (model.predict(X) == y).mean() > 0.95
+
+
+def test_a_class_that_is_announced_has_probability_0_until_it_comes():
+    X, y = blobs(["ant", "cod"])
+    model = RehearsalClassifier(width=20).partial_fit(X, y, classes=["ant", "bee", "cod"])
+    assert model.classes_.tolist() == ["ant", "bee", "cod"] and (model.predict_proba(X)[:, 1] == 0).all()
+    model.partial_fit(*blobs(["bee"]))
+    assert model.score(*blobs(["ant", "bee", "cod"], seed=7)) > 0.95
+
+
+def test_fit_starts_again():
+    model = RehearsalClassifier(width=20).fit(*blobs(["ant", "bee"]))
+    model.fit(*blobs(["cod", "dab"], width=3))
+    assert model.classes_.tolist() == ["cod", "dab"] and model.n_features_in_ == 3
+
+
+@pytest.mark.parametrize("labels", [[-5, 7], [0.0, 2.0], [True, False], ["a", "b"], [b"a", b"b"]])
+def test_labels_of_any_kind_come_back(labels):
+    X, y = blobs(["ant", "bee"])
+    given = np.array(labels)[(y == "bee").astype(int)]
+    found = RehearsalClassifier(width=20).fit(X, given).predict(X)
+    assert found.dtype == given.dtype and (found == given).mean() > 0.95
+
+
+def test_names_and_numbers_do_not_mix():
+    X, y = blobs(["ant", "bee"])
+    with pytest.raises(InvalidInput, match="labels must be of one kind"):
+        RehearsalClassifier(width=20).fit(X, y).partial_fit(X, np.arange(len(y)))
+
+
+def test_equal_seeds_give_equal_bits_and_copies_go_on_alike():
+    (X, y), more = blobs(["ant", "bee"]), blobs(["cod"])
+    first, second = (RehearsalClassifier(width=20, capacity=15, random_state=3).fit(X, y) for _ in range(2))
+    copied, sent = copy.deepcopy(first), pickle.loads(pickle.dumps(first))  # noqa: S301  (as joblib does)
+    expected = first.partial_fit(*more).predict_proba(X)
+    for one in (second, copied, sent):
+        assert (one.partial_fit(*more).predict_proba(X) == expected).all()
+    other = RehearsalClassifier(width=20, capacity=15, random_state=4).fit(X, y).partial_fit(*more)
+    assert (other.predict_proba(X) != expected).any()
+
+
+def test_features_of_any_scale_and_constant_ones_are_fine():
+    X, y = blobs(["ant", "bee", "cod"])
+    wide = np.concatenate([X * [1e-9, 1e9, 1, 1], np.full((len(X), 2), 0.1)], axis=1)
+    model = RehearsalClassifier(width=20).fit(wide, y)
+    assert model.score(wide, y) > 0.95
+    assert np.isfinite(model.predict_proba(wide * 1e30)).all()
+
+
+def test_parameters_are_shown_set_and_checked():
+    model = RehearsalClassifier(passes=2.0)
+    assert repr(model) == "RehearsalClassifier(passes=2.0)" and model.set_params(width=8).get_params()["width"] == 8
+    with pytest.raises(ValueError, match=r"Invalid parameter 'wide'.*valid: \['learner', 'policy', 'width'"):
+        model.set_params(wide=3)
+    with pytest.raises(InvalidInput, match="passes must be at least 0, got -1"):
+        model.set_params(passes=-1).fit(*blobs(["ant", "bee"]))
+
+
+def test_it_works_without_scikit_learn():
+    code = """
+import sys
+sys.modules["sklearn"] = None
+from graspcl.workspace.estimator import RehearsalClassifier
+model = RehearsalClassifier(width=20)
+try:
+    model.predict([[0.0]])
+except AttributeError as error:
+    assert "not fitted yet" in str(error)
+model.fit([[0.0], [0.1], [1.0], [1.1]], ["a", "a", "b", "b"]).partial_fit([[3.0], [3.1]], ["c", "c"])
+assert model.predict([[0.0], [1.0], [3.0]]).tolist() == ["a", "b", "c"] and repr(model)
+assert not [name for name in sys.modules if name.startswith("sklearn.")]
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
