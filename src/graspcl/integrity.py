@@ -107,8 +107,8 @@ def read_arrays(path: Path) -> dict[str, Array]:
     try:
         # Not np.load, which takes any other file for a pickle.
         with np.lib.npyio.NpzFile(io.BytesIO(content), allow_pickle=False) as file:
-            unpacked = sum(member.file_size for member in file.zip.infolist())
-            if fault := unpacks_too_far(len(content), unpacked):
+            members = [] if file.zip is None else file.zip.infolist()
+            if fault := unpacks_too_far(len(content), sum(member.file_size for member in members)):
                 raise Damaged(fault)
             return dict(file)
     except Exception as error:  # zip files and arrays fail in many ways

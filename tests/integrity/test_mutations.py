@@ -21,6 +21,7 @@ from graspcl.cli import main
 from graspcl.errors import GraspError
 from graspcl.experiment.live import ProgressFile
 from graspcl.experiment.pretraining import build_network
+from graspcl.integrity import Damaged, read_arrays
 from graspcl.learner import Rehearsal
 from graspcl.pretrain import load_codec, load_weights, read_header
 from graspcl.report.watch import WatchedRun
@@ -159,8 +160,10 @@ def run(part, *options):
     folder = Path(told.rpartition("Run: ")[2].strip())
     summary = json.loads((folder / "summary.json").read_text())
     timeless = {name: value for name, value in summary.items() if not name.endswith(("seconds", "joules"))}
-    with np.load(folder / "predictions.npz") as predictions:
-        return plain([timeless, dict(predictions)]), ""
+    try:
+        return plain([timeless, read_arrays(folder / "predictions.npz")]), ""
+    except Damaged as error:  # a finished run is not read again, and whoever reads its predictions is told
+        raise Refused(str(error)) from None
 
 
 def run_from_base(part):
