@@ -82,6 +82,13 @@ def test_the_threshold_calls_a_twentieth_of_held_out_samples_unknown():
     assert found.unknown(torch.full((1, 4), -50.0)).all()
 
 
+def test_no_probability_is_one_because_all_held_out_samples_are_right():
+    targets = torch.arange(60) % 3
+    logits = 4.0 * torch.nn.functional.one_hot(targets, 3) + torch.linspace(-1, 1, 60)[:, None] * torch.eye(3)[targets]
+    found = calibrate(logits, targets)
+    assert found.temperature > 0.3 and found.probabilities(logits).max() < 1 - 1e-5
+
+
 def test_too_few_samples_calibrate_nothing():
     logits, targets = overconfident(number=19)
     found = calibrate(logits, targets)
