@@ -19,6 +19,7 @@ from graspcl.progress import Silent
 from graspcl.workspace.learning import Refused
 from graspcl.workspace.overview import RECENT
 from graspcl.workspace.store import Store
+from graspcl.workspace.training import Trained
 from graspcl.workspace.version import Version
 
 KINDS = ("fruit", "tool", "animal", "car")
@@ -205,6 +206,25 @@ def test_a_learn_that_makes_a_class_fall_is_refused(shop):
     warnings = shop.status().warnings
     assert any("'fruit' fell beyond chance" in line for line in warnings)
     assert any("'fruit' is confused with the new class 'berry'" in line for line in warnings)
+
+
+def test_classes_with_few_held_out_samples_are_tested_together(shop, monkeypatch):
+    """Training ruins the head. Each class has four held-out samples, too few for a test of its own."""
+
+    def ruin(learner, *others):
+        learner.predict_codes(learner.buffer["codes"][:1])  # solves the head
+        learner.network.head.weight.zero_()
+        learner.network.head.bias.zero_()[0] = 1
+        return Trained(0, 0.0, "ruined")
+
+    monkeypatch.setattr("graspcl.workspace.learning.train", ruin)
+    before = number(shop)
+    with pytest.raises(Refused, match=r"the earlier classes would fall from 100 % \(12 of 12\) to 33 % \(4 of 12\)"):
+        shop.learn(texts("fruit", 40, 44), ["fruit"] * 4)
+    assert number(shop) == before
+    result = shop.learn(texts("fruit", 40, 44), ["fruit"] * 4, accept=True)
+    assert result.all_fell and not result.fallen
+    assert any("the earlier classes together fell beyond chance" in line for line in shop.status().warnings)
 
 
 def test_a_number_of_updates_is_kept(shop):
