@@ -13,9 +13,9 @@ import graspcl
 from graspcl.buffer import Buffer
 
 PUBLIC = {
-    "Aligned", "Budget", "Buffer", "GraspError", "Learner", "PlannedPolicy", "Policy", "Session", "Siesta",
-    "Workspace", "grasp_order", "learners", "load", "load_plugin", "networks", "policies", "prototype_distances",
-    "rehearse", "save",
+    "Aligned", "Budget", "Buffer", "GraspError", "Learner", "PlannedPolicy", "Policy", "RehearsalClassifier",
+    "Session", "Siesta", "Workspace", "grasp_order", "learners", "load", "load_plugin", "networks", "policies",
+    "prototype_distances", "rehearse", "save",
 }  # fmt: skip
 
 

@@ -27,22 +27,22 @@ if TYPE_CHECKING:
         rehearse,
     )
     from graspcl.registry import load_plugin
-    from graspcl.workspace import Workspace
+    from graspcl.workspace import RehearsalClassifier, Workspace
 
 _SUBMODULES = {
     "bench", "buffer", "codec", "data", "distributed", "errors", "experiment", "learner", "machine", "metric",
     "model", "policy", "pretrain", "report", "settings", "stream", "testing", "workspace",
 }  # fmt: skip
 _HOMES = {"Buffer": "buffer", "GraspError": "errors", "load_plugin": "registry", "networks": "model"}
-_HOMES |= {"Workspace": "workspace"}
+_HOMES |= {"RehearsalClassifier": "workspace", "Workspace": "workspace"}
 _HOMES |= dict.fromkeys(
     ("Aligned", "Learner", "Siesta", "learners"), "learner"
 )  # all other names are in the room policy
 
 __all__ = [
-    "Aligned", "Budget", "Buffer", "GraspError", "Learner", "PlannedPolicy", "Policy", "Session", "Siesta",
-    "Workspace", "grasp_order", "learners", "load", "load_plugin", "networks", "policies", "prototype_distances",
-    "rehearse", "save",
+    "Aligned", "Budget", "Buffer", "GraspError", "Learner", "PlannedPolicy", "Policy", "RehearsalClassifier",
+    "Session", "Siesta", "Workspace", "grasp_order", "learners", "load", "load_plugin", "networks", "policies",
+    "prototype_distances", "rehearse", "save",
 ]  # fmt: skip
 
 

@@ -95,6 +95,15 @@ def test_a_dropped_history_is_gone_from_all_files_and_cannot_be_undone(shop):
         assert store.verify() == []
 
 
+def test_a_process_killed_before_it_removed_dropped_files_has_them_removed_by_the_next_writer(shop, monkeypatch):
+    with Store.open(shop, write=True) as store, monkeypatch.context() as killed:
+        killed.setattr(Store, "clean", lambda self: None)
+        store.commit("forget", {}, {"segments": [store.put({"rows": np.arange(1)})]}, drop_history=True)
+    assert len(list(shop.glob("objects/*/*"))) == 5
+    with Store.open(shop, write=True):
+        assert len(list(shop.glob("objects/*/*"))) == 1
+
+
 def test_a_folder_in_use_is_not_made_a_workspace(shop, tmp_path):
     with pytest.raises(GraspError, match="not empty"):
         Store.create(shop, {})
@@ -208,6 +217,19 @@ def test_a_removed_row_is_found(shop):
         other.commit()
     with Store.open(shop) as store:
         assert "rows are missing" in store.problems[0] and len(store.versions()) == 2
+
+
+def test_damage_beside_the_rows_is_found_before_a_write(shop):
+    with contextlib.closing(sqlite3.connect(shop / "workspace.db")) as other:
+        ((page,),) = other.execute("SELECT rootpage FROM sqlite_master WHERE name = 'versions'")
+        ((size,),) = other.execute("PRAGMA page_size")
+    content = bytearray((shop / "workspace.db").read_bytes())
+    content[(page - 1) * size + 7] = 50  # the number of free bytes between rows, as SQLite notes it
+    (shop / "workspace.db").write_bytes(content)
+    with Store.open(shop) as store:
+        assert rows(store) == [0, 1, 2, 3, 4, 5] and len(store.verify()) == 1
+    with pytest.raises(GraspError, match=r"can be read but not written: .*workspace\.db is damaged: .*Fragmentation"):
+        Store.open(shop, write=True)
 
 
 def test_with_a_damaged_object_the_version_before_still_reads(shop):

@@ -253,7 +253,8 @@ def _tell(result: Learnt) -> None:
     left_out = f"{result.duplicates} duplicates and {len(result.contradictions)} contradictions left out"
     print(f"{result.samples} new samples, {result.held} of them held out; {left_out}")
     print(f"{result.trained.updates} updates in {result.seconds:.0f} s: {result.trained.reason}")
-    before = f", earlier classes {result.before} before and {result.after} now" if result.before.number else ""
+    old = result.together
+    before = f", earlier classes {old.before} before and {old.after} now" if old.before.number else ""
     print(f"held-out accuracy {result.overall}{before}")
     _list("warning", result.confused)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from graspcl.workspace.estimator import RehearsalClassifier
     from graspcl.workspace.workspace import Workspace
 
-__all__ = ["Workspace"]
+__all__ = ["RehearsalClassifier", "Workspace"]
 
 
 def __getattr__(name: str) -> Any:
@@ -15,4 +16,8 @@ def __getattr__(name: str) -> Any:
         from graspcl.workspace.workspace import Workspace
 
         return Workspace
+    if name == "RehearsalClassifier":
+        from graspcl.workspace.estimator import RehearsalClassifier
+
+        return RehearsalClassifier
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from graspcl.buffer import Codes
@@ -20,6 +21,7 @@ from graspcl.workspace.training import Effort, Trained, train
 from graspcl.workspace.version import Version
 
 _ENCODED = 64  # samples that pass through the frozen part at a time
+_ALL = -1  # stands for all classes together, as a label
 _CONFUSED = 0.2  # share of a class that a new one takes, from which on it is told
 
 
@@ -35,10 +37,10 @@ class Learnt:
     trained: Trained
     changed: dict[str, Change]  # classes that had held-out samples before
     new: dict[str, Tally]  # classes that had none
-    before: Tally  # held-out samples that existed before
-    after: Tally  # the same samples now
+    together: Change  # all held-out samples that existed before
     overall: Tally  # all held-out samples now
     fallen: list[str]  # classes that fell beyond chance
+    all_fell: bool  # whether the earlier classes together fell beyond chance
     confused: list[str]  # earlier classes that are taken for new ones
     seconds: float
 
@@ -75,6 +77,8 @@ def learn(version: Version, samples: Samples[Any], rows: Array, effort: Effort, 
     right = predicted == version.held.labels
     after = right[: len(old)]
     found = changes(before, after, old.labels)
+    together = changes(before, after, np.full(len(old), _ALL)).get(_ALL, Change(Tally(0, 0), Tally(0, 0), 0, 0))
+    fell = fallen({**found, _ALL: together})
     tally = tallies(right, version.held.labels)
     names = version.names
     return Learnt(
@@ -82,8 +86,8 @@ def learn(version: Version, samples: Samples[Any], rows: Array, effort: Effort, 
         [*samples.problems, *arrivals.problems], trained,
         {names[label]: one for label, one in found.items()},
         {names[label]: one for label, one in tally.items() if label not in found},
-        Tally(int(before.sum()), len(old)), Tally(int(after.sum()), len(old)), Tally(int(right.sum()), len(right)),
-        [names[label] for label in fallen(found)], _confused(version, predicted[: len(old)], old.labels, known),
+        together, Tally(int(right.sum()), len(right)), [names[label] for label in fell if label != _ALL], _ALL in fell,
+        _confused(version, predicted[: len(old)], old.labels, known),
         time.monotonic() - began,
     )  # fmt: skip
 
@@ -120,13 +124,18 @@ def summary_of(result: Learnt, source: str) -> dict[str, Any]:
     return {
         "samples": result.samples, "held": result.held, "duplicates": result.duplicates,
         "contradictions": len(result.contradictions), "added": result.added, "updates": result.trained.updates,
-        "seconds": round(result.seconds, 1), "source": source, "fallen": result.fallen, "confused": result.confused,
+        "seconds": round(result.seconds, 1), "source": source, "fallen": result.fallen,
+        "all_fell": result.all_fell, "confused": result.confused,
         "changed": {name: [list(one.before), list(one.after)] for name, one in result.changed.items()},
     }  # fmt: skip
 
 
 def refusal(result: Learnt) -> str:
     """Return why a change is refused; empty if it is not."""
+    if result.all_fell and not result.fallen:
+        fell = f"the earlier classes would fall from {result.together.before} to {result.together.after}"
+        chance = f"of their held-out samples (p = {result.together.chance:.2g})"
+        return f"nothing was changed: {fell} {chance}; look at the new samples, or use --accept"
     if not result.fallen:
         return ""
     name = min(result.fallen, key=lambda one: result.changed[one].points)

@@ -15,7 +15,7 @@ from graspcl.errors import GraspError
 _PAUSE = 0.1  # seconds between two attempts
 
 
-def hold(file: Path, wait: float = 0.0) -> IO[str]:
+def hold(file: Path, wait: float = 0.0) -> IO[bytes]:
     """Hold the lock `file` until the returned file is closed; the lock of a dead process is free.
 
     Args:
@@ -27,7 +27,8 @@ def hold(file: Path, wait: float = 0.0) -> IO[str]:
     """
     folder = file.parent
     try:
-        opened = open(file, "a+", encoding="utf-8", errors="replace")  # noqa: SIM115  (closed by the caller)
+        # Without a buffer: what a full disk refuses would be written again when the lock is closed, and fail there.
+        opened = open(file, "ab+", buffering=0)  # noqa: SIM115  (closed by the caller)
     except OSError as error:
         raise GraspError(f"the workspace {folder} cannot be written: {error.strerror}") from error
     try:
@@ -41,15 +42,15 @@ def hold(file: Path, wait: float = 0.0) -> IO[str]:
             time.sleep(_PAUSE)
         with contextlib.suppress(OSError):  # a full disk: the lock is held all the same
             opened.truncate(0)
-            opened.write(json.dumps({"pid": os.getpid(), "host": platform.node(), "since": time.strftime("%H:%M:%S")}))
-            opened.flush()
+            since = time.strftime("%H:%M:%S")
+            opened.write(json.dumps({"pid": os.getpid(), "host": platform.node(), "since": since}).encode())
     except BaseException:
         opened.close()
         raise
     return opened
 
 
-def _taken(opened: IO[str]) -> bool:
+def _taken(opened: IO[bytes]) -> bool:
     try:
         import fcntl
 
@@ -61,7 +62,7 @@ def _taken(opened: IO[str]) -> bool:
     return True
 
 
-def _holder(opened: IO[str]) -> str:
+def _holder(opened: IO[bytes]) -> str:
     """Return who holds the lock, as far as its file tells."""
     try:
         opened.seek(0)

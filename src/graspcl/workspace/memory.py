@@ -27,7 +27,7 @@ from graspcl.workspace.store import Store
 Manifest = dict[str, Any]
 
 _FROZEN = "frozen."  # the names of weights that never change start so
-_DEAD = 0.2  # share of samples in segments that are no longer stored, above which the segments are written again
+_DEAD = 0.3  # share of a segment that is no longer stored, above which its other samples are written again
 
 
 @dataclass
@@ -160,13 +160,10 @@ def _saved_segments(
 ) -> list[dict[str, Any]]:
     """Write the samples that no segment has yet; return all segments."""
     kept, there = [], np.empty(0, np.int64)
-    held = {one["object"]: np.asarray(store.get(one["object"])["ids"]) for one in segments}
-    total = sum(map(len, held.values()))
-    dead = sum(int((~np.isin(own, ids)).sum()) for own in held.values())
     for one in segments:
-        own = held[one["object"]]
+        own = np.asarray(store.get(one["object"])["ids"])
         gone = ~np.isin(own, ids)
-        if not (dead > _DEAD * total or (forgotten and gone.any())):  # else its samples are written again
+        if gone.mean() <= _DEAD and not (forgotten and gone.any()):  # else its samples are written again
             kept.append(one)
             there = np.concatenate([there, own])
     new = ~np.isin(ids, there)

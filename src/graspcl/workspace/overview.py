@@ -99,9 +99,9 @@ def _warnings(entries: list[dict[str, Any]], names: Any) -> list[str]:
         if now.points < best.points - 10 and best.right / best.number * now.number - now.right >= 2:
             found.append(f"{name!r} has fallen from {best} to {now} of its held-out samples")
     for entry in entries[-1:]:
-        found += [
-            f"{name!r} fell beyond chance in the last change, which was accepted" for name in entry.get("fallen", [])
-        ]
+        fell = "fell beyond chance in the last change, which was accepted"
+        found += [f"{name!r} {fell}" for name in entry.get("fallen", [])]
+        found += [f"the earlier classes together {fell}"] if entry.get("all_fell") else []
         found += entry.get("confused", [])
     return found
 

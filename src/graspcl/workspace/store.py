@@ -51,7 +51,7 @@ class Store:
     (0, {'rows': [1, 2, 3]})
     """
 
-    def __init__(self, folder: Path, journal: Journal, lock: IO[str] | None, problems: list[str]) -> None:
+    def __init__(self, folder: Path, journal: Journal, lock: IO[bytes] | None, problems: list[str]) -> None:
         self.folder = folder
         self.problems = problems  # why it cannot be written, if it is damaged
         self._journal = journal
