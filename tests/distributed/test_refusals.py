@@ -31,6 +31,11 @@ def test_dropout_of_the_global_generator():
         refuse(learner_with(nn.Dropout(0.5)))
 
 
+def test_a_learner_that_is_not_exact():
+    with pytest.raises(GraspError, match="learner idbr with regularised=True is not exact on several ranks"):
+        refuse(make_learner({"learner": "idbr", "parameters": {"regularised": True}}))
+
+
 def test_what_mixes_no_rows_is_allowed():
     learner = make_learner({"dropout": 0.5})
     refuse(learner)

@@ -9,7 +9,6 @@ from graspcl.policy import policies
 LEARNERS = [{"learner": name} for name in learners.names()] + [
     {"learner": "derpp", "parameters": {"teacher": True}},
     {"learner": "derpp", "parameters": {"average": "batch"}},
-    {"learner": "idbr", "parameters": {"regularised": True}},
     {"learner": "idbr", "parameters": {"balance": "task"}},
 ]
 POLICIES = [{"policy": name, "drawn": SMOOTH.get(name, {})} for name in policies.names()] + [

@@ -46,7 +46,8 @@ def make_learner(case: dict[str, Any]) -> Learner:
     columns = {**column_shapes(rule, network, kind, **parameters), **kind.columns(CLASSES, **parameters)}
     buffer = Buffer(None if kind.unbounded else case.get("capacity", CAPACITY), None, rule, columns, rng=2)
     policy = policies.create(case.get("policy", "grasp"), **case.get("drawn", {}))
-    return kind(network, buffer, policy, Optimiser("adamw", 1e-3, layer_decay=1.0), rng=3, **parameters)
+    optimiser = Optimiser("sgd", 0.3, layer_decay=1.0, schedule="constant")  # AdamW would hide wrong scales
+    return kind(network, buffer, policy, optimiser, rng=3, **parameters)
 
 
 def chunks(case: dict[str, Any]) -> list[tuple[torch.Tensor, np.ndarray[Any, Any]]]:
