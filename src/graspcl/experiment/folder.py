@@ -183,8 +183,8 @@ class RunFolder:
                 state = load_state(path, note)
                 if "stream" not in state:
                     raise GraspError(f"the checkpoint {path} does not belong to a run")
-                shards, columns = state.pop("shards", None), state["learner"]["buffer"]["columns"]
-                if shards is not None and columns:
+                shards = state.pop("shards", None)
+                if shards is not None and (columns := state["learner"]["buffer"]["columns"]):
                     columns["codes"] = ShardFiles(path, shards["number"], shards["shape"], shards["dtype"])
                 return state
             except GraspError as error:
