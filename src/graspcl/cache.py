@@ -38,7 +38,9 @@ def lock(file: Path, wait: bool = True, progress: Progress | None = None) -> Ite
         import fcntl
 
         file.parent.mkdir(parents=True, exist_ok=True)
-        opened = open(file, "w")  # noqa: SIM115  (closed below)
+        # A foreign folder may hold a link or a pipe of this name: neither is followed, waited for or emptied.
+        number = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        opened = open(number, "r+b", buffering=0)  # noqa: SIM115  (closed below)
     except (ImportError, OSError):  # no locks on this system, or a folder that cannot be written: work may be repeated
         yield
         return

@@ -282,3 +282,13 @@ def test_an_unwritable_folder(read_only_disk: Path) -> None:
     with pytest.raises(GraspError, match=r"codes\.npy could not grow to .* bytes: Read-only file system"):
         buffer.insert(INPUTS, LABELS)
     assert len(buffer) == 0
+
+
+@pytest.mark.parametrize("slots", [[True, False, True], [1.9, 0.2], np.array([2.7])])
+def test_masks_and_fractions_are_no_slots(slots: Any) -> None:
+    buffer = Buffer()
+    buffer.insert(np.zeros((3, 2), np.float32), [5, 6, 7])
+    for use in (buffer.fetch, buffer.remove):
+        with pytest.raises(GraspError, match="slots must be integers"):
+            use(slots)
+    assert buffer.labels.tolist() == [5, 6, 7]

@@ -1,6 +1,7 @@
 """The text and the label column of a table, found by their names."""
 
 import json
+import os
 
 import pytest
 
@@ -84,3 +85,15 @@ def test_a_folder_has_images_unless_it_has_tables(tmp_path):
     assert kind_of_files(str(tmp_path)) == "images"
     (tmp_path / "train.tsv").write_text("")
     assert kind_of_files(str(tmp_path)) == "texts"
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "x.csv")
+    with pytest.raises(GraspError, match="pipe"):
+        find_columns(str(tmp_path / "x.csv"), None, None)
+
+
+def test_a_first_row_that_is_nested_deeply_is_refused(tmp_path):
+    (tmp_path / "x.jsonl").write_text("[" * 100_000 + "]" * 100_000)
+    with pytest.raises(GraspError, match="cannot be read"):
+        find_columns(str(tmp_path / "x.jsonl"), None, None)

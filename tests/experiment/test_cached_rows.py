@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -83,3 +84,16 @@ def test_a_process_that_dies_keeps_nobody_waiting(two: tuple[Process, Process], 
     second.communicate(timeout=60)
     assert second.returncode == 0
     assert computed(tmp_path) == ["first 0", "first 1024", "second 1024", "second 2048"]
+
+
+def test_a_lock_that_is_a_link_or_a_pipe_is_neither_followed_nor_waited_for(tmp_path: Path) -> None:
+    from graspcl.cache import lock
+
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / "link").symlink_to(victim)
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("link", "pipe"):
+        with lock(tmp_path / name):
+            pass
+    assert victim.read_text() == "precious"

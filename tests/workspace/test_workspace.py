@@ -308,3 +308,13 @@ def test_a_data_set_of_one_class_is_no_classifier(tmp_path):
         Workspace.new(tmp_path / "shop", table(tmp_path / "one.csv", rows("fruit")), backbone="vector")
     with pytest.raises(GraspError, match="is empty"):
         Workspace.open(tmp_path / "shop")
+
+
+def test_texts_of_a_transformer_are_learned_and_kept(tmp_path):
+    pytest.importorskip("transformers", reason="needs graspcl[text]")
+    shop = Workspace.new(tmp_path / "shop", table(tmp_path / "first.csv", rows("fruit", "tool", end=12)), updates=1)
+    shop.learn(texts("car", 0, 12), ["car"] * 12, updates=1, accept=True)
+    again = Workspace.open(tmp_path / "shop")
+    assert again.verify() == [] and again.classes == ["fruit", "tool", "car"]
+    assert np.array_equal(shop.predict(ASKED).probabilities, again.predict(ASKED).probabilities)
+    assert len(stored(again).buffer) + len(stored(again).held) == 36

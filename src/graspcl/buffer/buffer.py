@@ -22,6 +22,7 @@ from graspcl.buffer.columns import (
     finite_tensor,
     integer_array,
     label_array,
+    slot_array,
 )
 from graspcl.buffer.ledger import CHECKS, OWN, Ledger, reopen
 from graspcl.buffer.maintenance import LargestClassRule, Maintenance, last_owner, rules
@@ -189,7 +190,7 @@ class Buffer(Guarded, Views):
         """Return the codes [m, …] and labels [m] of `slots` [m], as they are stored."""
         import torch
 
-        slots = torch.as_tensor(slots, dtype=torch.int64)
+        slots = torch.as_tensor(slot_array(slots))
         try:
             labels = torch.from_numpy(self.labels).index_select(0, slots)
         except IndexError:
@@ -298,7 +299,7 @@ class Buffer(Guarded, Views):
     @alone
     def remove(self, slots: Any) -> None:
         """Delete the samples in `slots` [m]. Others move, so that slots stay 0 … n-1. `seen` does not change."""
-        gone = np.unique(np.asarray(slots, np.int64))
+        gone = np.unique(slot_array(slots))
         if len(gone) and (gone[0] < 0 or gone[-1] >= self._count):
             raise GraspError(f"slots must be in 0 … {self._count - 1}, got {gone[0]} … {gone[-1]}; nothing was removed")
         self._close_gaps(self.discard(gone))

@@ -215,6 +215,15 @@ def finite_array(inputs: Any) -> Array | None:
     return given
 
 
+def slot_array(slots: Any) -> Array:
+    """Return slots as integers [m]; refuse numbers with fractions, and masks, which would be read as slots 0 and 1."""
+    found = np.asarray(slots)
+    if found.dtype.kind not in "iu" and found.size:
+        hint = "for a mask use np.flatnonzero(mask)" if found.dtype.kind == "b" else "give whole numbers"
+        raise GraspError(f"slots must be integers, got {found.dtype}; {hint}")
+    return found.astype(np.int64, copy=False)
+
+
 def label_array(labels: Any) -> Array:
     """Return labels [n] as int64; refuse negative and huge ones."""
     given = integer_array(labels, "labels")

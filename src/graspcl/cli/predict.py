@@ -121,7 +121,10 @@ def _load(folder: Path) -> Learned | Workspace:
         return Workspace.open(folder, progress=_Told())
     from graspcl.experiment import load_learner
 
-    return load_learner(folder)
+    learned = load_learner(folder)
+    for note in learned.notes:
+        print(f"graspcl: {note}", file=sys.stderr)
+    return learned
 
 
 def _write(learned: Learned | Workspace, inputs: list[Input], top: int, json: bool, file: IO[str]) -> int:

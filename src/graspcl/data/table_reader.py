@@ -134,18 +134,18 @@ def column_names(path: Path) -> list[str]:
         except (OSError, ValueError) as error:  # pyarrow's errors are subclasses of these
             raise GraspError(f"{path} cannot be read as a Parquet file: {' '.join(str(error).split())}") from error
     try:
-        with open(path, encoding="utf-8-sig", errors="backslashreplace", newline="") as lines:
-            first = next((line for line in lines if line.strip()), "")
-            if not first:
-                raise GraspError(f"{path} is empty")
-            if kind not in (".jsonl", ".ndjson"):
+        with open_regular(path) as content:
+            file = io.TextIOWrapper(content, "utf-8-sig", "backslashreplace", newline="")
+            first = next((line for line in bounded_lines(file, limit("row")) if line and line.strip()), "")
+            if first and kind not in (".jsonl", ".ndjson"):
                 delimiter = _delimiter(first, "\t" if kind == ".tsv" else ",")
-                return [name.strip() for name in next(csv.reader(chain([first], lines), delimiter=delimiter))]
-        record = json.loads(first)
-    except (OSError, ValueError, csv.Error, StopIteration) as error:
+                return [name.strip() for name in next(csv.reader(chain([first], file), delimiter=delimiter))]
+        record = json.loads(first) if first else None
+    except (OSError, ValueError, RecursionError, csv.Error, StopIteration) as error:
         raise GraspError(f"the columns of {path} cannot be read: {error}") from error
     if not isinstance(record, dict):
-        raise GraspError(f"{path} row 1: {reprlib.repr(record)} is not an object with columns")
+        found = f"row 1: {reprlib.repr(record)} is not an object with columns" if first else "is empty"
+        raise GraspError(f"{path} {found}")
     return list(record)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import reprlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -47,7 +48,11 @@ def load_learner(folder: Path) -> Learned:
         raise GraspError(f"the run in {folder} is not finished; run its `graspcl run` command again to resume it")
     state = place.load_checkpoint(damage.append)
     if state is None:
-        why = damage[0].partition(";")[0] if damage else "it kept no state; delete it and use graspcl run"
+        kept = Path(folder) / "checkpoints"
+        nothing = "it kept no state; delete it and use graspcl run"
+        if kept.exists() and not os.access(kept, os.R_OK | os.X_OK):
+            nothing = f"{kept} cannot be read; you lack the right to"
+        why = damage[0].partition(";")[0] if damage else nothing
         raise GraspError(f"the run in {folder} cannot be loaded: {why}")
     execution, names = replace(config.execution, compile=False), place.class_names()  # compiling takes minutes
     try:
@@ -67,7 +72,7 @@ def load_learner(folder: Path) -> Learned:
     if broken := [name for name, value in weights if value.is_floating_point() and not value.isfinite().all()]:
         why = f"NaN or infinite weights in {few(broken)}"
         raise GraspError(f"the run in {folder} cannot predict: {why}; run it again with a lower learning rate")
-    return Learned(learner, names, config)
+    return Learned(learner, names, config, tuple(damage))
 
 
 def _codec(config: Config, state: dict[str, Any]) -> Codec:
@@ -187,6 +192,7 @@ class Learned:
     learner: Learner
     classes: list[str]
     config: Config
+    notes: tuple[str, ...] = ()  # about damaged checkpoints, in place of which an older one is used
 
     @property
     def reads(self) -> Literal["images", "texts"]:

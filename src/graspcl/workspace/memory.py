@@ -128,6 +128,9 @@ def save_learner(
     """
     known, buffer = learner.knowledge(), learner.buffer.state_dict()
     codes = buffer["columns"].pop("codes", np.empty((0, 1), np.float16))
+    if isinstance(codes, dict):  # of texts without padding; segments hold padded ones, and so does the held-out part
+        codes = np.asarray(learner.buffer["codes"])
+        del buffer["columns"]["lengths"]
     ids = np.concatenate([learner.buffer.ids, held.ids])
     codes = np.concatenate([codes, held.codes]) if len(held) else codes
     weights = {name: value for name, value in known.pop("network").items() if not name.startswith(_FROZEN)}
