@@ -45,13 +45,6 @@ def made(tmp_path_factory):
     return folder / "shop"
 
 
-@pytest.fixture
-def shop(made, tmp_path):
-    """A copy of it for one test."""
-    shutil.copytree(made, tmp_path / "shop")
-    return Workspace.open(tmp_path / "shop")
-
-
 def stored(shop):
     with Store.open(shop.folder) as store:
         return Version.load(store)

@@ -1,7 +1,5 @@
 """Forgetting, renaming and merging classes: what goes is gone everywhere, what stays is as it was."""
 
-import shutil
-
 import numpy as np
 import pytest
 
@@ -23,12 +21,6 @@ def made(tmp_path_factory):
     Workspace.new(folder / "shop", table(folder / "first.csv", rows("fruit", "tool", "animal")), backbone="vector")
     Workspace.open(folder / "shop").learn(texts("car", 0, 20), ["car"] * 20)
     return folder / "shop"
-
-
-@pytest.fixture
-def shop(made, tmp_path):
-    shutil.copytree(made, tmp_path / "shop")
-    return Workspace.open(tmp_path / "shop")
 
 
 def all_ids(shop):

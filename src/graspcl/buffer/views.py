@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING
 
 from graspcl.checks import Array
@@ -16,8 +17,9 @@ class Views:
     index: ClassIndex
     since: int  # samples offered before this count are old
 
+    @abstractmethod
     def __getitem__(self, column: str) -> Array:
-        raise NotImplementedError
+        """Return a column [n, …], a view."""
 
     @property
     def labels(self) -> Array:

@@ -49,8 +49,8 @@ def demo(
 ) -> None:
     """Learn two real streams week by week, beside simple alternatives.
 
-    GRASP and uniform rehearsal stand beside training without rehearsal (finetune), a logistic regression that is
-    retrained every week (probe) and streaming discriminant analysis (slda).
+    The table compares GRASP and uniform rehearsal with training without rehearsal (finetune), a logistic regression
+    that is retrained every week (probe) and streaming discriminant analysis (slda).
 
     Parameters
     ----------

@@ -24,7 +24,8 @@ from graspcl.metric import accuracies
 
 State = Literal["finished", "unfinished", "damaged", "empty"]
 
-# What damaged files raise: JSON, TOML and UTF-8 ValueError, archives and arrays the others.
+# What damaged files raise: JSON, TOML and UTF-8 ValueError, archives and arrays the others (zipfile raises
+# NotImplementedError for a compression that it does not know).
 _UNREADABLE = (
     OSError, ValueError, KeyError, TypeError, IndexError, EOFError, RecursionError, OverflowError, GraspError,
     zipfile.BadZipFile, zlib.error, NotImplementedError, MemoryError,

@@ -1,4 +1,4 @@
-"""Held-out samples: which are kept apart, what they say of a change, and whether a class falls beyond chance."""
+"""Held-out samples: which samples are held out, how a change affects them, and whether a class falls beyond chance."""
 
 from __future__ import annotations
 

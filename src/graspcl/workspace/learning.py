@@ -22,7 +22,7 @@ from graspcl.workspace.version import Version
 
 _ENCODED = 64  # samples that pass through the frozen part at a time
 _ALL = -1  # stands for all classes together, as a label
-_CONFUSED = 0.2  # share of a class that a new one takes, from which on it is told
+_CONFUSED = 0.2  # warn if a new class takes at least this share of an earlier class
 
 
 @dataclass(frozen=True)

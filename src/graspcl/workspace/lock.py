@@ -1,4 +1,4 @@
-"""The lock of a workspace: one process writes, and the others are told which one."""
+"""The lock of a workspace: one process writes; the error of a second writer names it."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from graspcl.workspace.memory import new_network
 from graspcl.workspace.version import Version
 
 MEMORY = "100MB"  # of stored samples, by default
-_ROOM = 2  # the memory must hold so many times the first samples in half precision; else they are coded smaller
+_ROOM = 2  # store in half precision if this many times the first samples fit into the memory; else use a smaller codec
 _STATIC = 256  # width of the static embeddings that networks of vectors read
 _FITTED = 2_000  # samples at most that a codec is trained on
 
