@@ -22,7 +22,7 @@ from graspcl.codec import Auto, Codec, Encoded, Identity, codecs
 from graspcl.data import Samples, Subset, Validation, data_sources, open_samples
 from graspcl.data.samples import few
 from graspcl.errors import GraspError
-from graspcl.experiment.encoding import encode_samples, first_readable, fitted_codec, test_latents
+from graspcl.experiment.encoding import encode_samples, first_readable, fitted_codec, help_encoding, test_latents
 from graspcl.experiment.pretraining import VERSION, Pretrained, build_network, pretrain_network, taught_classes
 from graspcl.learner import Learner, Optimiser, column_shapes, learners
 from graspcl.model import SplitNetwork, veridical
@@ -30,7 +30,7 @@ from graspcl.model.texts import TextInputs
 from graspcl.policy import Budget, Policy, policies
 from graspcl.policy.uniform import UniformBalanced
 from graspcl.pretrain import fit_codec, save_weights, train_accuracy
-from graspcl.progress import Progress
+from graspcl.progress import Progress, Silent
 from graspcl.random import generator
 from graspcl.registry import parameter_names
 from graspcl.settings.config import Config, Part, as_plain, digest, identity
@@ -73,6 +73,42 @@ class Prepared:
 
 def prepare(config: Config, progress: Progress) -> Prepared:
     """Open the data, train or load the network, and encode all samples."""
+    config, samples, stream, pretrained, base, scanned = _before_codes(config, progress)
+    codec: Codec
+    cost: dict[str, Any] = {}
+    if config.rehearsal == "veridical" and scanned is not None:
+        codec, rows = Encoded(config.data.pixels, whole=samples.whole), scanned
+        files, kept, _ = samples.encoded_some(np.arange(len(samples)))
+        found = np.full(len(samples), b"", object)
+        found[kept] = files
+        codes: Codes = found
+    else:
+        if config.rehearsal == "veridical":
+            codec, rows = Identity(), _read_all(samples, "tokens", "tokenising", progress)
+        else:
+            codec, rows, cost = encode_samples(config, samples, pretrained, base, progress)
+        codes = torch.from_numpy(rows.values)
+    problems = [*samples.problems, *filter(None, rows.problems)]
+    stream = _readable_part(stream, rows.readable, samples.labels)
+    latents = config.rehearsal == "latent"
+    uncoded = cache(lambda: test_latents(config, samples, pretrained, progress) if latents else None)
+    return Prepared(samples, stream, pretrained, codec, codes, rows.readable, problems, uncoded, cost)
+
+
+def help_preparing(config: Config) -> None:
+    """Do a part of the work of a process that calls `prepare` with the same settings for latent rehearsal."""
+    config, samples, _, pretrained, base, _ = _before_codes(config, Silent())
+    help_encoding(config, samples, pretrained, base)
+
+
+def _before_codes(
+    config: Config, progress: Progress
+) -> tuple[Config, Samples[Any], Stream, Pretrained, Array, CachedRows | None]:
+    """Open the data, and train or load the network.
+
+    Returns the settings, samples, stream and network, the samples that the codec learns from, and for veridical
+    rehearsal of images which of them can be read.
+    """
     network = build_network(config)  # first: wrong parameters are found before data are read
     config = _with_weights(config, progress)
     samples, order = open_data(config)
@@ -83,26 +119,9 @@ def prepare(config: Config, progress: Progress) -> Prepared:
     scanned = _read_all(samples, "readable", "checking", progress) if config.base.trains or raw_images else None
     base = stream.base if scanned is None else stream.base[scanned.readable[stream.base]]
     pretrained = pretrain_network(config, network, samples, base, order[: config.stream.base_classes], progress)
-    codec: Codec
-    cost: dict[str, Any] = {}
-    if raw_images and scanned is not None:
-        codec, rows = Encoded(config.data.pixels, whole=samples.whole), scanned
-        files, kept, _ = samples.encoded_some(np.arange(len(samples)))
-        found = np.full(len(samples), b"", object)
-        found[kept] = files
-        codes: Codes = found
-    else:
-        if config.rehearsal == "veridical":
-            codec, rows = Identity(), _read_all(samples, "tokens", "tokenising", progress)
-        else:  # without base classes the codec learns from the first session
-            fit_on = base if len(base) else stream.sessions[0]
-            codec, rows, cost = encode_samples(config, samples, pretrained, fit_on, progress)
-        codes = torch.from_numpy(rows.values)
-    problems = [*samples.problems, *filter(None, rows.problems)]
-    stream = _readable_part(stream, rows.readable, samples.labels)
-    latents = config.rehearsal == "latent"
-    uncoded = cache(lambda: test_latents(config, samples, pretrained, progress) if latents else None)
-    return Prepared(samples, stream, pretrained, codec, codes, rows.readable, problems, uncoded, cost)
+    # Without base classes the codec learns from the first session.
+    fit_on = base if len(base) else stream.sessions[0]
+    return config, samples, stream, pretrained, fit_on, scanned if raw_images else None
 
 
 def write_weights(config: Config, file: Path, progress: Progress) -> dict[str, Any]:
