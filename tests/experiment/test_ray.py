@@ -97,20 +97,16 @@ def test_a_node_is_killed_and_every_run_is_completed_once(cluster, configs, tmp_
     assert not [*Path("runs").glob(".seen-*")]
 
 
-def refuse() -> None:
-    raise GraspError("a reason")
-
-
-def die() -> None:
-    os._exit(3)
-
-
 def test_errors_and_deaths_are_told(cluster, configs):
     node = add_node(cluster)
+
+    def refuse():  # within the test: nodes cannot import the tests
+        raise GraspError("a reason")
+
     with RayWorkers([Path("runs")], retries=0) as workers:
         assert workers.submit(os.getcwd).result(120) == os.getcwd()
         assert "a reason" in str(workers.submit(refuse).exception(120))
-        assert "died 1 times (--retries 0)" in str(workers.submit(die).exception(120))
+        assert "died 1 times (--retries 0)" in str(workers.submit(os._exit, 3).exception(120))
         for mark in Path("runs").glob(".seen-*"):  # as if a node did not see the folder
             mark.unlink()
         task = workers._task.remote(ray.cloudpickle.dumps((os.getcwd, (), {})), workers._home)

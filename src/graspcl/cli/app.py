@@ -85,8 +85,7 @@ _COMMANDS = {
         workspace.export,
     ),
     "Everyday": (experiments.demo, experiments.run, experiments.sweep, predict, report.report),
-    "More": (tune, experiments.list_, experiments.show, stream, pretrain, encode, report.watch, overview),
-    "Other": (bench,),
+    "More": (tune, experiments.list_, experiments.show, stream, pretrain, encode, report.watch, overview, bench),
 }
 
 app = App(
