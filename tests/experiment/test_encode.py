@@ -94,3 +94,14 @@ def test_ranks_share_the_work(alone, photos, tmp_path):
     assert code == 0 and output.count("70 samples are encoded") == 1, output
     files = [what[1:] for what in computed(tmp_path)]
     assert len(files) == len({*files}) and rows(tmp_path, "codes") == rows(alone, "codes")
+
+
+@pytest.mark.slow
+def test_base_training_checks_its_own_samples_alone(photos, tmp_path):
+    training = ("--base.stages", "supervised(epochs=1,batch_size=8)", "--stream.order", "sorted")
+    code, output = call(tmp_path, "encode", str(photos), *SETTINGS, *training, "--workers", "2")
+    assert code == 0 and "2 problems, listed in" in output, output
+    (checked,) = (tmp_path / "cache" / "readable").rglob("*.npz")
+    kept = read_arrays(checked)["kept"]
+    assert len(kept) == 15  # of ant and bee, with 8 images each
+    assert len(rows(tmp_path, "codes")) == 5

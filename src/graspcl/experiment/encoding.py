@@ -250,6 +250,17 @@ def _with_padding(network: SplitNetwork, values: torch.Tensor, latent: bool = Fa
     return torch.cat([values, more.expand(-(-len(values) // 4), *more.shape[1:])])
 
 
+def read_all(samples: Samples[Any], what: str, title: str, progress: Progress, rows: Array | None = None) -> CachedRows:
+    """Read all samples once, or some `rows`: their `tokens`, or just which of them are `readable`."""
+
+    def compute(indices: Array) -> tuple[Array, Array, list[str]]:
+        found, kept, problems = samples.read_some(indices if rows is None else rows[indices])
+        return found.numpy() if what == "tokens" else np.zeros((len(kept), 0), np.uint8), kept, problems
+
+    key = f"{what}/{samples.name}-{samples.fingerprint()}" + ("" if rows is None else f"-{digest_of({'rows': rows})}")
+    return cached_rows(key, len(samples if rows is None else rows), compute, progress, f"{title} {samples.name}")
+
+
 def first_readable(samples: Samples[Any]) -> Any:
     """Return the first sample that can be read, as a batch of one."""
     problems: list[str] = []
