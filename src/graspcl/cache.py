@@ -6,10 +6,10 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -71,37 +71,67 @@ class CachedRows:
 
 Shard = tuple[Array, Array, list[str]]  # values of readable samples, their positions, and the problems of the others
 Compute = Callable[[Array], Shard]
+Kept = TypeVar("Kept")
 
 
 def cached_rows(key: str, number: int, compute: Compute, progress: Progress, title: str) -> CachedRows:
     """Return the rows of `number` samples from the cache, or compute and store them.
 
-    Rows are stored in files of a thousand, so that stopped work resumes. If several processes want the same rows,
-    one computes them and the others wait.
+    Rows are stored in files of a thousand, so that stopped work resumes. Processes that want the same rows at the same
+    time share the work: each computes files that no other one is computing. What a killed one held is free at once.
 
     The folder `key` in the cache must identify everything the rows depend on. `compute` maps indices to a `Shard`.
     """
-    folder, computed = cache_folder() / key, False
+    return _joined(number, _shards(key, number, compute, progress, title, lambda shard: shard))
 
-    def stored(progress: Progress) -> dict[int, Shard | None]:
-        sizes = {begin: min(_SHARD, number - begin) for begin in range(0, number, _SHARD)}
-        return {begin: _read(folder / f"{begin:08d}.npz", size, progress) for begin, size in sizes.items()}
 
-    shards = stored(Silent())
-    if None in shards.values():
-        with lock(folder / "lock", progress=progress):
-            shards = stored(progress)  # another process may have computed them in the meantime
-            missing = [np.arange(i, min(i + _SHARD, number)) for i, shard in shards.items() if shard is None]
-            if computed := bool(missing):
-                with progress.task(title, sum(map(len, missing))) as advance:
-                    for indices in missing:
+def fill_rows(key: str, number: int, compute: Compute, progress: Progress, title: str) -> None:
+    """Compute and store rows like `cached_rows`, without holding more than one file of them in memory."""
+    _shards(key, number, compute, progress, title, lambda shard: None)
+
+
+def _shards(
+    key: str, number: int, compute: Compute, progress: Progress, title: str, keep: Callable[[Shard], Kept]
+) -> dict[int, Kept]:
+    """Read or compute all shards; return what `keep` makes of each, by its first row."""
+    folder, kept, computed = cache_folder() / key, dict[int, Kept](), False
+    sizes = {begin: min(_SHARD, number - begin) for begin in range(0, number, _SHARD)}
+
+    def find(begin: int, progress: Progress) -> bool:
+        if (shard := _read(folder / f"{begin:08d}.npz", sizes[begin], progress)) is not None:
+            kept[begin] = keep(shard)
+        return begin in kept
+
+    if missing := [begin for begin in sizes if not find(begin, Silent())]:
+        with progress.task(title, sum(sizes[begin] for begin in missing)) as advance:
+            for begin, held in _taken(folder, missing, kept, progress):
+                with held:
+                    if not find(begin, progress):  # another process may have computed it in the meantime
+                        indices, computed = np.arange(begin, begin + sizes[begin]), True
                         shard = compute(indices)
-                        _write(folder / f"{indices[0]:08d}.npz", shard, progress)
-                        shards[int(indices[0])] = shard
-                        advance(len(indices))
-    if shards and not computed:
+                        _write(folder / f"{begin:08d}.npz", shard, progress)
+                        kept[begin] = keep(shard)
+                advance(sizes[begin])
+    if kept and not computed:
         progress.note(f"{title}: read from the cache ({folder})")
-    return _joined(number, {begin: shard for begin, shard in shards.items() if shard is not None})
+    return {begin: kept[begin] for begin in sizes}
+
+
+def _taken(
+    folder: Path, missing: list[int], done: Container[int], progress: Progress
+) -> Iterator[tuple[int, contextlib.ExitStack]]:
+    """Yield each missing shard with the lock on it: first those that no other process holds, then the others."""
+    for wait in (False, True):
+        for begin in (begin for begin in missing if begin not in done):
+            file, held = folder / f"{begin:08d}.lock", contextlib.ExitStack()
+            try:
+                held.enter_context(lock(file, wait, progress))
+            except GraspError:  # it is computed elsewhere
+                continue
+            yield begin, held
+            if (folder / f"{begin:08d}.npz").exists():  # else another process may be about to lock this file
+                with contextlib.suppress(OSError):
+                    file.unlink()
 
 
 def _joined(number: int, shards: dict[int, Shard]) -> CachedRows:

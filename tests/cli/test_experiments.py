@@ -49,6 +49,7 @@ def test_presets_are_listed_and_shown(graspcl):
         ("sweep", ["WHAT", "--policies", "--learners", "--seeds", "--updates", "--buffer", "--references", "0.5x"]),
         ("tune", ["WHAT", "--search", "--trials", "--seeds", "--output", "held-out", "never used"]),
         ("pretrain", ["WHAT", "--out", "--base.stages", "weights(file=FILE)"]),
+        ("encode", ["DATA", "--preset", "--workers", "WebDataset", "torchrun", "cache"]),
         ("list", ["--name", "--policy", "--learner", "--state", "codecs"]),
     ],
 )
@@ -126,6 +127,10 @@ def test_a_sweep_with_a_plugin_and_failures(graspcl, tmp_path):
         (["demo", "--data", "x.csv"], "--data needs --text"),
         (["list", "policies", "--plugin", "nowhere.py"], "no plugin file at nowhere.py"),
         (["pretrain", "groceries"], "base.stages is empty, so nothing is trained"),
+        (["sweep", "groceries", "--cpus", "2"], "--cpus needs --engine ray"),
+        (["sweep", "groceries", "--engine", "ray", "--workers", "2"], "--workers is for --engine local"),
+        (["encode", "nowhere"], "--data nowhere: there is no such folder or file"),
+        (["encode", "nowhere", "--data", "here"], "the data are given twice: remove --data"),
     ],
 )
 def test_a_mistake_is_answered_without_a_traceback(graspcl, tmp_path, arguments, message):

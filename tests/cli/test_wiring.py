@@ -81,6 +81,15 @@ def test_sweep(graspcl, sweeps):
     assert "failed bad: no reason" in said and f"1 run finished, 1 failed: {Path('here') / config.folder}" in said
 
 
+def test_sweep_on_ray(graspcl, sweeps):
+    sweeps.replace("graspcl.cluster.RayWorkers", nullcontext("the cluster"))
+    options = ("--engine", "ray", "--address", "10.0.0.1:6379", "--cpus", "2", "--gpus", "0.5", "--retries", "1")
+    graspcl("sweep", "groceries", "--policies", "mof", *options, "--out", "here", "--plugin", PLUGIN, code=1)
+    given = {"address": "10.0.0.1:6379", "cpus": 2.0, "gpus": 0.5, "retries": 1, "plugins": [PLUGIN]}
+    assert sweeps.noted["RayWorkers"] == [([Path("here")], given)]
+    assert sweeps.noted["sweep"][0][3] == "the cluster" and "make_workers" not in sweeps.noted
+
+
 def test_a_sweep_of_one_run_without_a_bound(graspcl, sweeps):
     graspcl("sweep", "groceries", "--policies", "mof", "--seeds", "1", "--memory", "unbounded", code=1)
     ((configs, out, *_, title),) = sweeps.noted["sweep"]

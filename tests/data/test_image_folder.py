@@ -457,7 +457,7 @@ def test_wrong_paths_are_refused(split: Path, tmp_path: Path) -> None:
         ImageFolder(tmp_path / "nowhere")
     with pytest.raises(GraspError, match="empty has no images; put them into one folder per class"):
         ImageFolder(tmp_path / "empty")
-    with pytest.raises(GraspError, match=r"file\.txt is neither a folder of images nor a \.zip file"):
+    with pytest.raises(GraspError, match=r"file\.txt is neither a folder of images nor a \.zip or \.tar file"):
         ImageFolder(tmp_path / "file.txt")
     shutil.rmtree(split / "train")
     with pytest.raises(GraspError, match="has val but no train"):

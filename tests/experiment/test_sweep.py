@@ -2,13 +2,16 @@
 
 import dataclasses
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from graspcl.cache import lock
 from graspcl.errors import GraspError
-from graspcl.experiment import make_workers, run, sweep
+from graspcl.experiment import make_workers, run, sweep, sweeps
 from graspcl.policy import PlannedPolicy, policies
 from graspcl.progress import Silent
 from graspcl.registry import load_plugin
@@ -158,6 +161,17 @@ def test_a_mistake_is_found_before_any_work(small, tmp_path):
     with pytest.raises(GraspError, match="called 'none'"):
         run_here([small, change(small, {"buffer.maintenance": "none"})], tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_on_ray_waits_for_its_former_process(small, tmp_path, monkeypatch):
+    """Which may outlive its node for a while."""
+    config, waiting = change(small, {"budget.updates": 3}), threading.Event()
+    monkeypatch.setattr(sweeps, "lock", lambda file: waiting.set() or lock(file))
+    with ThreadPoolExecutor(1) as thread:
+        with lock(tmp_path / config.path / ".lock"):
+            done = thread.submit(sweeps._task_after_another, config, tmp_path, None)
+            assert waiting.wait(60)
+        assert done.result() == "" and (tmp_path / config.path / "summary.json").exists()
 
 
 def test_two_processes_and_a_plugin(own_policies, tmp_path, monkeypatch):

@@ -59,6 +59,6 @@ def _fail(message: str) -> NoReturn:
 
 def _stop(number: int, frame: object = None) -> NoReturn:
     """Leave by an exception, so that workers are ended too."""
-    resumes = len(sys.argv) > 1 and sys.argv[1] in ("run", "sweep", "tune", "pretrain")
+    resumes = len(sys.argv) > 1 and sys.argv[1] in ("run", "sweep", "tune", "pretrain", "encode")
     print(f"graspcl: stopped{'; run the same command again to resume' if resumes else ''}", file=sys.stderr)
     raise SystemExit(128 + number) from None

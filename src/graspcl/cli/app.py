@@ -9,6 +9,7 @@ from cyclopts import App, Group
 
 import graspcl
 from graspcl.cli import experiments, report, workspace
+from graspcl.cli.encode import encode
 from graspcl.cli.options import AtLeastOne, settings_help
 from graspcl.cli.overview import overview
 from graspcl.cli.predict import predict
@@ -84,8 +85,7 @@ _COMMANDS = {
         workspace.export,
     ),
     "Everyday": (experiments.demo, experiments.run, experiments.sweep, predict, report.report),
-    "More": (tune, experiments.list_, experiments.show, stream, pretrain, report.watch, overview),
-    "Other": (bench,),
+    "More": (tune, experiments.list_, experiments.show, stream, pretrain, encode, report.watch, overview, bench),
 }
 
 app = App(

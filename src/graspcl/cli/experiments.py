@@ -31,6 +31,8 @@ from graspcl.settings.rules import registries
 
 DEMO_POLICIES = "grasp,uniform_balanced"
 DemoStreams = Annotated[tuple[Literal["listings", "groceries"], ...], Parameter(negative=())]
+AboveZero = Annotated[float, Parameter(validator=validators.Number(gt=0))]
+NotNegative = Annotated[float, Parameter(validator=validators.Number(gte=0))]
 Hidden = Annotated[str, Parameter(show_default=False)]  # the help explains the default
 
 
@@ -159,6 +161,11 @@ def sweep(
     rehearsal: Kind | None = None,
     memory: Memory = "bounded",
     workers: Workers = None,
+    engine: Literal["local", "ray"] = "local",
+    address: str | None = None,
+    cpus: AboveZero | None = None,
+    gpus: NotNegative | None = None,
+    retries: Annotated[int | None, Parameter(validator=validators.Number(gte=0))] = None,
     out: Out = Path("runs"),
     plugin: Plugins = (),
 ) -> None:
@@ -180,7 +187,18 @@ def sweep(
         Comma-separated capacities, such as 8MB,400,none; by default the preset's.
     references
         Learners to compare with, run once per seed: comma-separated names, all, or none.
+    engine
+        Where runs work: processes of this machine, or a Ray cluster (extra `ray`, docs/scale.md).
+    address
+        ray: the cluster, as in 10.0.0.1:6379; by default that of $RAY_ADDRESS or of this machine, or a new one.
+    cpus
+        ray: cores per run, by default 1.
+    gpus
+        ray: GPUs per run, by default 0; 0.5 lets two runs share one.
+    retries
+        ray: how often a run starts again after its process or node died, by default 3.
     """
+    from graspcl.cluster import RayWorkers
     from graspcl.experiment import make_workers, resolve
     from graspcl.experiment import sweep as run_all
     from graspcl.report import sweep_table
@@ -199,9 +217,19 @@ def sweep(
         for setting, option in decided.items():
             if name == setting or name.startswith(f"{setting}."):
                 raise GraspError(f"--{name} would do nothing here: {option} decides")
+    asked = {"address": address, "cpus": cpus, "gpus": gpus, "retries": retries}
+    cluster: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+    if engine == "local" and cluster:
+        raise GraspError(f"--{next(iter(cluster))} needs --engine ray")
+    if engine == "ray" and workers is not None:
+        raise GraspError("--workers is for --engine local; on Ray, --cpus decides how many runs work at the same time")
     config = options.resolve(sweep, what, settings, scale, rehearsal, memory, plugin)
     console = Console()
-    with Bars(console) as bars, make_workers(workers, plugin) as processes:
+    with contextlib.ExitStack() as stack:
+        bars = stack.enter_context(Bars(console))
+        ray = engine == "ray"
+        made = RayWorkers([out], plugins=plugin, **cluster) if ray else make_workers(workers, plugin)
+        processes = stack.enter_context(made)
         configs = grid(resolve(config, bars), policies, learners, seeds, updates, buffer, references)
         outcome = run_all(configs, out, bars, processes, f"{config.name}: {plural(len(configs), 'run')}")
     if outcome.finished:

@@ -4,6 +4,7 @@ from graspcl.data.columns import find_columns
 from graspcl.data.groceries import Groceries
 from graspcl.data.image_folder import ImageFolder
 from graspcl.data.image_list import ImageList, open_images
+from graspcl.data.image_shards import ImageShards
 from graspcl.data.listings import Listings
 from graspcl.data.samples import Samples
 from graspcl.data.sources import check_source, data_sources, open_samples
@@ -15,6 +16,7 @@ __all__ = [
     "Groceries",
     "ImageFolder",
     "ImageList",
+    "ImageShards",
     "Listings",
     "Samples",
     "Subset",

@@ -1,4 +1,4 @@
-"""Images in class folders: split or not, unpacked or in zip files. And what all sources of image files share."""
+"""Images in class folders: split or not, unpacked or in archives. And what all sources of image files share."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class StoredImages(Samples["torch.Tensor"]):
 
 
 class ImageFiles(StoredImages):
-    """Image files of folders and zip files."""
+    """Image files of folders, zip files and tar files."""
 
     _files: list[File]
 
@@ -98,8 +98,8 @@ class ImageFolder(ImageFiles):
     `path` has one of these forms:
 
     - a folder with `train/CLASS/…` and `val/CLASS/…` (or `valid`, `validation`, `test`);
-    - the same with `train.zip` and `val.zip` instead of the folders, read without unpacking;
-    - class folders without a split, in a folder or in one zip file. Then a share of each class is held out for
+    - the same with `train.zip` and `val.zip`, or .tar files, instead of the folders, read without unpacking;
+    - class folders without a split, in a folder or in one zip or tar file. Then a share of each class is held out for
       testing, chosen by a hash of the file names.
 
     Images in deeper folders belong to the class of the top folder. Classes are sorted by name. `ids` are hashes of the
@@ -107,7 +107,7 @@ class ImageFolder(ImageFiles):
     no regular file are left out and listed in `problems`. `graspcl.images` describes how images are cropped.
 
     Args:
-        path: a folder or a zip file.
+        path: a folder, a zip file or a tar file.
         pixels: height and width of the images that `read` returns.
         val_mapping: text file with the classes of images in `val` that lie in no class folders, as a path or as a name
             within `path`. A line is "name class"; the class is a name, or a number in the sorted order of class

@@ -14,6 +14,7 @@ import numpy as np
 
 from graspcl.checks import Count, Range, checked
 from graspcl.data.image_folder import ImageFiles, ImageFolder, files_digest
+from graspcl.data.image_shards import ImageShards, find_shards
 from graspcl.data.samples import Samples, few, hash_id
 from graspcl.data.sources import data_sources
 from graspcl.data.trees import File, FolderTree, Tree, find_file, open_tree, read_lines
@@ -32,11 +33,16 @@ def open_images(
     test_split: str | None = None,
     test_share: Annotated[float, Range(0, 1, below=True)] = 0.1,
 ) -> Samples[torch.Tensor]:
-    """Open the images of a folder or zip file.
+    """Open the images of a folder, a zip file or a tar file.
 
-    They are an `ImageList` if there is a list such as Places_LT_train.txt, else an `ImageFolder`, whose parameters
-    these are. With lists, `test_split` is the parameter `test` of `ImageList`, and `test_share` is not used.
+    They are `ImageShards` if there are WebDataset shards, an `ImageList` if there is a list such as
+    Places_LT_train.txt, else an `ImageFolder`, whose parameters these are. With lists, `test_split` is the parameter
+    `test` of `ImageList`, and `test_share` is not used.
     """
+    if find_shards(Path(path)):
+        if val_mapping is not None:
+            raise GraspError(f"{path}: val_mapping is for class folders, but these are shards; remove val_mapping")
+        return ImageShards(path, pixels, test_split=test_split, test_share=test_share)
     lists = train_lists(Path(path), open_tree(Path(path)))
     if not lists:
         return ImageFolder(path, pixels, val_mapping=val_mapping, test_split=test_split, test_share=test_share)

@@ -35,7 +35,7 @@ own such as `--data.width 3`. What follows the colon in `--data NAME:PATH` is th
 _FITS = {"images": ("images",), "texts": ("texts",), "vectors": ("vectors", "texts")}  # what a network accepts
 _OPENS_FILES = {"images": "images", "texts": "texts", "vectors": "texts"}  # the source for files and folders
 _FORMS = {
-    "images": "a folder with train/CLASS/… and val/CLASS/…, or with train.zip and val.zip",
+    "images": "a folder with train/CLASS/… and val/CLASS/…, with train.zip and val.zip, or with WebDataset shards",
     "texts": "a table with a text and a label column, or a folder of such tables",
 }
 _ONLY_SOME = {  # settings that are refused where a source has no such parameter

@@ -1,9 +1,13 @@
-"""Files in a folder or a zip file, by their names with forward slashes."""
+"""Files in a folder, a zip file or a tar file, by their names with forward slashes."""
 
 from __future__ import annotations
 
+import copy
+import errno
 import os
+import posixpath
 import re
+import tarfile
 import threading
 import zipfile
 from abc import ABC, abstractmethod
@@ -14,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from graspcl.errors import GraspError
-from graspcl.files import read_regular, walk
+from graspcl.files import open_regular, read_regular, walk
 from graspcl.limits import beyond, unpacks_too_far
 
 
@@ -69,10 +73,10 @@ class Tree(ABC):
 
     @abstractmethod
     def part(self, name: str) -> Tree | None:
-        """Return the tree of the folder `name` or of the file `name`.zip, if there is one."""
+        """Return the tree of the folder `name` or of the file `name`.zip or `name`.tar, if there is one."""
 
     def path(self, name: str) -> Path | None:
-        """Return the path of a file, or None if it is inside a zip file."""
+        """Return the path of a file, or None if it is inside an archive."""
         return None
 
 
@@ -115,8 +119,10 @@ class FolderTree(Tree):
     def part(self, name: str) -> Tree | None:
         if os.path.isdir(self._root / name):
             return FolderTree(self._root / name, name)
-        archive = self._root / f"{name}.zip"
-        return ZipTree(archive) if os.path.isfile(archive) else None
+        for kind, suffix in ((ZipTree, ".zip"), (TarTree, ".tar")):
+            if os.path.isfile(archive := self._root / f"{name}{suffix}"):
+                return kind(archive)
+        return None
 
     def path(self, name: str) -> Path | None:
         return self._root / name
@@ -185,14 +191,101 @@ class ZipTree(Tree):
         return {**self.__dict__, "_locks": {}, "_archives": {}}
 
 
+class TarTree(Tree):
+    """Members of a tar file, or of the folder `inside` of it.
+
+    The headers are read once, from one to the next. Then each member is read at its place, by itself. A folder around
+    everything that is named like the file is skipped. What follows a damaged header is left out.
+    """
+
+    def __init__(self, file: Path, inside: str = "") -> None:
+        self._file = file
+        self._places, self._left_out = list_tar(file)
+        wrap = f"{file.stem}/"
+        shown = [name for name in self._places if not _is_hidden(name)]
+        self._inside = inside or (wrap if shown and all(name.startswith(wrap) for name in shown) else "")
+        self.title = self._inside.rstrip("/").rpartition("/")[2] or file.stem
+
+    def _entries(self) -> tuple[dict[str, int], list[str]]:
+        own = {name: size for name, (_, size) in self._places.items() if name.startswith(self._inside)}
+        return {name.removeprefix(self._inside): size for name, size in own.items()}, self._left_out
+
+    def read(self, name: str) -> bytes:
+        try:
+            if self._inside + name not in self._places:
+                raise OSError(errno.ENOENT, "there is no such member")
+            place, size = self._places[self._inside + name]
+            if fault := beyond("bytes", size, "file"):
+                raise OSError(errno.EFBIG, fault)
+            with open_regular(self._file) as file:
+                file.seek(place)
+                content = file.read(size)
+            if len(content) < size:
+                raise OSError(errno.EIO, "the tar file ends too early")
+        except OSError as error:
+            raise GraspError(f"{self.where(name)} cannot be read: {error.strerror}") from error
+        return content
+
+    def where(self, name: str = "") -> str:
+        member = self._inside + name
+        return f"{self._file}, member {member}" if member else str(self._file)
+
+    def part(self, name: str) -> Tree | None:
+        if name not in self.folders:
+            return None
+        part = copy.copy(self)
+        for found in ("sizes", "files", "folders", "problems", "_visible", "_listed"):
+            part.__dict__.pop(found, None)
+        part._inside, part.title = f"{self._inside}{name}/", name
+        return part
+
+
+def list_tar(file: Path) -> tuple[dict[str, tuple[int, int]], list[str]]:
+    """Return place and size of each member of a tar file by name, folders as names that end in a slash.
+
+    The second list has a message for each member that is left out.
+    """
+    places, problems = dict[str, tuple[int, int]](), list[str]()
+    try:
+        with open_regular(file) as opened, tarfile.open(fileobj=opened, mode="r:") as archive:
+            try:
+                while (member := archive.next()) is not None:
+                    archive.members = []  # type: ignore[attr-defined]  # else they all stay in memory
+                    name = posixpath.normpath(member.name).lstrip("/")
+                    if member.isdir():
+                        places[f"{name}/" if name != "." else ""] = (0, 0)
+                    elif member.isreg() and not member.issparse():
+                        places[name] = (member.offset_data, member.size)
+                    else:
+                        problems.append(f"{file}, member {name} is left out: it is no regular file")
+            except tarfile.TarError as error:
+                problems.append(f"{file} is damaged, and what follows its {len(places):,} members is left out: {error}")
+            else:
+                opened.seek(archive.offset)
+                if opened.read(tarfile.BLOCKSIZE).strip(b"\0"):
+                    what = "what follows is left out: invalid header"
+                    problems.append(f"{file} is damaged after {len(places):,} members, and {what}")
+    except (tarfile.TarError, OSError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise GraspError(f"{file} cannot be read as a tar file: {reason}") from error
+    return places, problems
+
+
 def open_tree(path: Path) -> Tree:
-    """Open a folder or a zip file."""
+    """Open a folder, a zip file or a tar file."""
     if os.path.isdir(path):
         return FolderTree(path)
     if path.suffix.lower() == ".zip" and os.path.isfile(path):
         return ZipTree(path)
+    if path.suffix.lower() == ".tar" and os.path.isfile(path):
+        return TarTree(path)
+    if re.search(r"\.(tar\.\w+|tgz)$", path.name.lower()) and os.path.isfile(path):
+        raise GraspError(
+            f"{path} is compressed as a whole, so no image can be read by itself: unpack it to a .tar file"
+        )
     if os.path.exists(path):
-        raise GraspError(f"{path} is neither a folder of images nor a .zip file; for a table use `graspcl run texts`")
+        kinds = "neither a folder of images nor a .zip or .tar file"
+        raise GraspError(f"{path} is {kinds}; for a table use `graspcl run texts`")
     raise GraspError(f"there is no image folder at {path}")
 
 

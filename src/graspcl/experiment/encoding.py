@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from graspcl.cache import CachedRows, cache_folder, cached_rows, digest_of, lock
+from graspcl.cache import CachedRows, Compute, cache_folder, cached_rows, digest_of, fill_rows, lock
 from graspcl.checks import Array
 from graspcl.codec import Auto, Codec, codecs, described
 from graspcl.data import Samples
@@ -45,19 +45,56 @@ def encode_samples(
     else:
         cost = _trials(config, samples, network, latents, fit_on).report(config.codec, codec)
         progress.note(described_cost(cost))
-    codes_key = f"codes/{digest([key, str(config.codec), digest_of(codec.state_dict()), latents is None])[:16]}"
+    codes_key = _codes_key(config, codec, key, latents is None)
 
+    def recode(indices: Array) -> tuple[Array, Array, list[str]]:
+        assert latents is not None
+        kept = np.flatnonzero(latents.readable[indices])
+        values = torch.from_numpy(latents.values[indices[kept]]).float()
+        return codec.encode(values).numpy(), kept, [""] * (len(indices) - len(kept))
+
+    compute = _coder(samples, network, codec) if latents is None else recode
+    codes = cached_rows(codes_key, len(samples), compute, progress, f"encoding {samples.name}")
+    return codec, codes if latents is None else CachedRows(codes.values, codes.readable, latents.problems), cost
+
+
+def help_encoding(config: Config, samples: Samples[Any], pretrained: Pretrained, fit_on: Array) -> None:
+    """Do a part of the work of a process that calls `encode_samples` and `test_latents`, without keeping the rows."""
+    network = pretrained.network.execute(config.execution.make()).eval()
+    key, progress = _latents_key(network, samples), Silent()
+    if not pretrained.trained and _fit_into_cache(network, samples):  # codes are made from latents within seconds
+        fill_rows(f"latents/{key}", len(samples), _extractor(samples, network), progress, "latents")
+        return
+    codec = None if pretrained.trained else _codec_of_weights(config)
+    if codec is None:
+        codec, _ = fitted_codec(config, samples, network, None, fit_on, progress)
+    fill_rows(_codes_key(config, codec, key, True), len(samples), _coder(samples, network, codec), progress, "codes")
+    if not config.measure.coded:
+        test_latents(config, samples, pretrained, progress)
+
+
+def _codes_key(config: Config, codec: Codec, latents_key: str, direct: bool) -> str:
+    """Return the folder of codes in the cache; `direct`: they are computed without stored latents."""
+    return f"codes/{digest([latents_key, str(config.codec), digest_of(codec.state_dict()), direct])[:16]}"
+
+
+def _coder(samples: Samples[Any], network: SplitNetwork, codec: Codec) -> Compute:
     def compute(indices: Array) -> tuple[Array, Array, list[str]]:
-        if latents is not None:
-            kept = np.flatnonzero(latents.readable[indices])
-            values = torch.from_numpy(latents.values[indices[kept]]).float()
-            return codec.encode(values).numpy(), kept, [""] * (len(indices) - len(kept))
         images, kept, problems = samples.read_some(indices)
         latent = _encode(network, images)
         return codec.encode(latent).numpy() if len(kept) else latent.numpy(), kept, problems
 
-    codes = cached_rows(codes_key, len(samples), compute, progress, f"encoding {samples.name}")
-    return codec, codes if latents is None else CachedRows(codes.values, codes.readable, latents.problems), cost
+    return compute
+
+
+def _extractor(samples: Samples[Any], network: SplitNetwork, rows: Array | None = None) -> Compute:
+    """Return a function that computes the latents of samples, or of some `rows` of them, in half precision."""
+
+    def compute(indices: Array) -> tuple[Array, Array, list[str]]:
+        inputs, kept, problems = samples.read_some(indices if rows is None else rows[indices])
+        return _encode(network, inputs).half().numpy(), kept, problems
+
+    return compute
 
 
 def test_latents(config: Config, samples: Samples[Any], pretrained: Pretrained, progress: Progress) -> Array | None:
@@ -71,11 +108,7 @@ def test_latents(config: Config, samples: Samples[Any], pretrained: Pretrained, 
         progress.note(f"test samples pass through the codec, because {why} (--measure.coded true)")
         return None
 
-    def compute(indices: Array) -> tuple[Array, Array, list[str]]:
-        inputs, kept, problems = samples.read_some(test[indices])
-        return _encode(network, inputs).half().numpy(), kept, problems
-
-    title = f"extracting latents of test samples: {samples.name}"
+    title, compute = f"extracting latents of test samples: {samples.name}", _extractor(samples, network, test)
     return cached_rows(f"test-latents/{key}", len(test), compute, progress, title).values
 
 
@@ -87,14 +120,14 @@ def _latents_key(network: SplitNetwork, samples: Samples[Any]) -> str:
 
 def _latents(samples: Samples[Any], network: SplitNetwork, key: str, progress: Progress) -> CachedRows | None:
     """Return the latents of all samples in half precision, for every seed; None where they would take too much room."""
-    if 2 * _encode(network, first_readable(samples))[0].numel() * len(samples) > _LATENTS:
+    if not _fit_into_cache(network, samples):
         return None
+    title, compute = f"extracting latents: {samples.name}", _extractor(samples, network)
+    return cached_rows(f"latents/{key}", len(samples), compute, progress, title)
 
-    def compute(indices: Array) -> tuple[Array, Array, list[str]]:
-        inputs, kept, problems = samples.read_some(indices)
-        return _encode(network, inputs).half().numpy(), kept, problems
 
-    return cached_rows(f"latents/{key}", len(samples), compute, progress, f"extracting latents: {samples.name}")
+def _fit_into_cache(network: SplitNetwork, samples: Samples[Any]) -> bool:
+    return 2 * _encode(network, first_readable(samples))[0].numel() * len(samples) <= _LATENTS
 
 
 def _codec_of_weights(config: Config) -> Codec | None:
@@ -215,6 +248,17 @@ def _with_padding(network: SplitNetwork, values: torch.Tensor, latent: bool = Fa
         return values
     more = (_encode(network, padding) if latent else padding).to(values)
     return torch.cat([values, more.expand(-(-len(values) // 4), *more.shape[1:])])
+
+
+def read_all(samples: Samples[Any], what: str, title: str, progress: Progress, rows: Array | None = None) -> CachedRows:
+    """Read all samples once, or some `rows`: their `tokens`, or just which of them are `readable`."""
+
+    def compute(indices: Array) -> tuple[Array, Array, list[str]]:
+        found, kept, problems = samples.read_some(indices if rows is None else rows[indices])
+        return found.numpy() if what == "tokens" else np.zeros((len(kept), 0), np.uint8), kept, problems
+
+    key = f"{what}/{samples.name}-{samples.fingerprint()}" + ("" if rows is None else f"-{digest_of({'rows': rows})}")
+    return cached_rows(key, len(samples if rows is None else rows), compute, progress, f"{title} {samples.name}")
 
 
 def first_readable(samples: Samples[Any]) -> Any:

@@ -16,13 +16,20 @@ from numpy.typing import ArrayLike
 
 from graspcl import __version__
 from graspcl.buffer import Buffer, Codes, rules
-from graspcl.cache import CachedRows, cache_folder, cached_rows, digest_of, lock
+from graspcl.cache import CachedRows, cache_folder, digest_of, lock
 from graspcl.checks import Array
 from graspcl.codec import Auto, Codec, Encoded, Identity, codecs
 from graspcl.data import Samples, Subset, Validation, data_sources, open_samples
 from graspcl.data.samples import few
 from graspcl.errors import GraspError
-from graspcl.experiment.encoding import encode_samples, first_readable, fitted_codec, test_latents
+from graspcl.experiment.encoding import (
+    encode_samples,
+    first_readable,
+    fitted_codec,
+    help_encoding,
+    read_all,
+    test_latents,
+)
 from graspcl.experiment.pretraining import VERSION, Pretrained, build_network, pretrain_network, taught_classes
 from graspcl.learner import Learner, Optimiser, column_shapes, learners
 from graspcl.model import SplitNetwork, veridical
@@ -30,7 +37,7 @@ from graspcl.model.texts import TextInputs
 from graspcl.policy import Budget, Policy, policies
 from graspcl.policy.uniform import UniformBalanced
 from graspcl.pretrain import fit_codec, save_weights, train_accuracy
-from graspcl.progress import Progress
+from graspcl.progress import Progress, Silent
 from graspcl.random import generator
 from graspcl.registry import parameter_names
 from graspcl.settings.config import Config, Part, as_plain, digest, identity
@@ -73,19 +80,10 @@ class Prepared:
 
 def prepare(config: Config, progress: Progress) -> Prepared:
     """Open the data, train or load the network, and encode all samples."""
-    network = build_network(config)  # first: wrong parameters are found before data are read
-    config = _with_weights(config, progress)
-    samples, order = open_data(config)
-    _report_problems(samples, config, progress)
-    stream = arrange(config, samples, order)
-    _probe(network, samples)
-    raw_images = config.rehearsal == "veridical" and config.reads == "images"
-    scanned = _read_all(samples, "readable", "checking", progress) if config.base.trains or raw_images else None
-    base = stream.base if scanned is None else stream.base[scanned.readable[stream.base]]
-    pretrained = pretrain_network(config, network, samples, base, order[: config.stream.base_classes], progress)
+    config, samples, stream, pretrained, base, scanned = _before_codes(config, progress)
     codec: Codec
     cost: dict[str, Any] = {}
-    if raw_images and scanned is not None:
+    if config.rehearsal == "veridical" and scanned is not None:
         codec, rows = Encoded(config.data.pixels, whole=samples.whole), scanned
         files, kept, _ = samples.encoded_some(np.arange(len(samples)))
         found = np.full(len(samples), b"", object)
@@ -93,16 +91,47 @@ def prepare(config: Config, progress: Progress) -> Prepared:
         codes: Codes = found
     else:
         if config.rehearsal == "veridical":
-            codec, rows = Identity(), _read_all(samples, "tokens", "tokenising", progress)
-        else:  # without base classes the codec learns from the first session
-            fit_on = base if len(base) else stream.sessions[0]
-            codec, rows, cost = encode_samples(config, samples, pretrained, fit_on, progress)
+            codec, rows = Identity(), read_all(samples, "tokens", "tokenising", progress)
+        else:
+            codec, rows, cost = encode_samples(config, samples, pretrained, base, progress)
         codes = torch.from_numpy(rows.values)
     problems = [*samples.problems, *filter(None, rows.problems)]
     stream = _readable_part(stream, rows.readable, samples.labels)
     latents = config.rehearsal == "latent"
     uncoded = cache(lambda: test_latents(config, samples, pretrained, progress) if latents else None)
     return Prepared(samples, stream, pretrained, codec, codes, rows.readable, problems, uncoded, cost)
+
+
+def help_preparing(config: Config) -> None:
+    """Do a part of the work of a process that calls `prepare` with the same settings for latent rehearsal."""
+    config, samples, _, pretrained, base, _ = _before_codes(config, Silent())
+    help_encoding(config, samples, pretrained, base)
+
+
+def _before_codes(
+    config: Config, progress: Progress
+) -> tuple[Config, Samples[Any], Stream, Pretrained, Array, CachedRows | None]:
+    """Open the data, and train or load the network.
+
+    The last results are the samples that the codec learns from, and for stored images which of them can be read.
+    """
+    network = build_network(config)  # first: wrong parameters are found before data are read
+    config = _with_weights(config, progress)
+    samples, order = open_data(config)
+    _report_problems(samples, config, progress)
+    stream = arrange(config, samples, order)
+    _probe(network, samples)
+    raw_images = config.rehearsal == "veridical" and config.reads == "images"
+    scanned, base = None, stream.base
+    if raw_images:
+        scanned = read_all(samples, "readable", "checking", progress)
+        base = base[scanned.readable[base]]
+    elif config.base.trains:  # damaged samples of the stream are found when they are encoded
+        base = base[read_all(samples, "readable", "checking the base samples of", progress, base).readable]
+    pretrained = pretrain_network(config, network, samples, base, order[: config.stream.base_classes], progress)
+    # Without base classes the codec learns from the first session.
+    fit_on = base if len(base) else stream.sessions[0]
+    return config, samples, stream, pretrained, fit_on, scanned
 
 
 def write_weights(config: Config, file: Path, progress: Progress) -> dict[str, Any]:
@@ -112,7 +141,7 @@ def write_weights(config: Config, file: Path, progress: Progress) -> dict[str, A
     samples, order = open_data(config)
     known = order[: config.stream.base_classes or len(order)]
     _probe(network, samples)
-    scanned = _read_all(samples, "readable", "checking", progress)
+    scanned = read_all(samples, "readable", "checking", progress)
     base = samples.train[np.isin(samples.labels[samples.train], known) & scanned.readable[samples.train]]
     if broken := [problem for problem in scanned.problems if problem]:
         progress.note(f"{len(broken):,} samples cannot be read and are left out: {few(broken)}")
@@ -341,17 +370,6 @@ def _probe(network: SplitNetwork, samples: Samples[Any]) -> None:
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         said = str(error).partition("\n")[0]
         raise GraspError(f"the network does not take the samples of {samples.name}: {said}") from error
-
-
-def _read_all(samples: Samples[Any], what: str, title: str, progress: Progress) -> CachedRows:
-    """Read all samples once: their `tokens`, or just which of them are `readable`."""
-
-    def compute(indices: Array) -> tuple[Array, Array, list[str]]:
-        found, kept, problems = samples.read_some(indices)
-        return found.numpy() if what == "tokens" else np.zeros((len(kept), 0), np.uint8), kept, problems
-
-    key = f"{what}/{samples.name}-{samples.fingerprint()}"
-    return cached_rows(key, len(samples), compute, progress, f"{title} {samples.name}")
 
 
 # -- the learner -------------------------------------------------------------------------------------------------------

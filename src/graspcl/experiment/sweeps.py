@@ -1,4 +1,4 @@
-"""Sweeps: many runs, in a pool of processes or in this one."""
+"""Sweeps: many runs, in a pool of processes, on a Ray cluster, or in this process."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from typing import Any
 import torch
 
 from graspcl import machine
+from graspcl.cache import lock
+from graspcl.cluster import RayWorkers
 from graspcl.errors import GraspError
 from graspcl.experiment.folder import RunFolder
 from graspcl.experiment.prepare import PreparedCache, base_key, learn_base
@@ -82,22 +84,30 @@ def _run_all(
     with progress.task(title, len(alike) + len(configs)) as advance:
         try:
             bases = {workers.submit(_task, configs[paths[0]], folder, cache, True): paths for paths in alike.values()}
+            task = _task_after_another if isinstance(workers, RayWorkers) else _task
             for base in as_completed(bases):
                 for path in bases[base]:
-                    if reason := base.result():
+                    if reason := _reason(base):
                         reasons[path] = reason
                         advance(1)
                     else:
-                        runs[workers.submit(_task, configs[path], folder, cache)] = path
+                        runs[workers.submit(task, configs[path], folder, cache)] = path
                 advance(1)
-            runs |= {workers.submit(_task, configs[path], folder, cache): path for path in alone}
+            runs |= {workers.submit(task, configs[path], folder, cache): path for path in alone}
             for done in as_completed(runs):
-                reasons[runs[done]] = done.result()
+                reasons[runs[done]] = _reason(done)
                 advance(1)
         except BrokenProcessPool as error:
             killed = "a worker process was killed, perhaps for lack of memory"
             raise GraspError(f"{killed}; finished runs are kept: run the same command again to resume") from error
     return reasons
+
+
+def _reason(done: Future[str]) -> str:
+    try:
+        return done.result()
+    except GraspError as error:  # a task that Ray could not finish
+        return str(error)
 
 
 _own_cache = functools.cache(PreparedCache)  # one in each worker process
@@ -124,6 +134,17 @@ def _task(config: Config, folder: Path, cache: PreparedCache | None, only_base: 
             RunFolder(place).write_texts({"failure.txt": traceback.format_exc()})
         return f"{type(error).__name__}: {error} ({place / 'failure.txt'})"
     return ""
+
+
+def _task_after_another(config: Config, folder: Path, cache: PreparedCache | None) -> str:
+    """Run like `_task`, but first wait for a process that holds the folder.
+
+    When a node is lost, Ray starts its runs elsewhere at once, and their former processes may live a little longer.
+    """
+    held = folder / config.path / ".lock"
+    with lock(held) if held.exists() else contextlib.nullcontext():
+        pass
+    return _task(config, folder, cache)
 
 
 def make_workers(number: int | None = None, plugins: Sequence[Path] = ()) -> Executor:
