@@ -5,9 +5,10 @@ A file is ab/ab….safetensors, after the xxh3-128 of its bytes. What names it m
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ class Objects:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._staged: dict[Path, Path] = {}  # files that are not yet synced, and their places
+        self._unsynced: set[Path] = set()  # folders with new names
 
     def put(self, state: dict[str, Any]) -> str:
         """Store a state and return its name. When it returns, the state is on the disk."""
@@ -41,24 +43,25 @@ class Objects:
         path = self.path(name)
         if not path.parent.is_dir():
             path.parent.mkdir(parents=True)
-            sync_folder(path.parent.parent)
+            self._unsynced.add(path.parent.parent)
+        self._unsynced.add(path.parent)  # also of a file that is there: a killed process may have left it unsynced
         if self.fault(name):
-            self._staged[path] = part = path.with_name(f"{path.name}.{os.getpid()}.part")
+            part = path.with_name(f"{path.name}.{os.getpid()}.part")
             with writing(part) as file:
                 file.writelines(parts)
-        else:  # a killed process may have left it before its name was on the disk
-            sync_folder(path.parent)
+            self._staged[path] = part
         return name
 
     def settle(self) -> None:
         """Write what is staged to the disk."""
-        for path, part in self._staged.items():
+        staged, self._staged = self._staged, {}
+        folders, self._unsynced = self._unsynced, set()
+        for path, part in staged.items():
             with writing(part, "r+b") as file:
                 os.fsync(file.fileno())
                 os.replace(part, path)
-        for folder in {path.parent for path in self._staged}:
+        for folder in folders:
             sync_folder(folder)
-        self._staged = {}
 
     def get(self, name: str) -> dict[str, Any]:
         """Return the state that was stored under this name.
@@ -99,6 +102,13 @@ class Objects:
                 freed += path.stat().st_size
                 path.unlink()
         return freed
+
+    def clear(self) -> None:
+        """Delete all objects and the folder."""
+        self.keep(())
+        with contextlib.suppress(OSError):  # there is none, or it has other files
+            for folder in (*self.folder.glob("*"), self.folder):
+                folder.rmdir()
 
 
 def names_in(text: str) -> Iterator[str]:
@@ -154,23 +164,21 @@ def reusable(segments: Mapping[str, Array], keys: Array, dead: float) -> tuple[l
     return kept, missing
 
 
-def read_rows(segments: Iterable[tuple[Array, Array]], keys: Array, made: Callable[[Array], Array]) -> Array | None:
-    """Return the rows [n, …] with `keys` [n], which are distinct; None if there are no segments.
+def read_rows(segments: Iterable[tuple[Array, Array]], keys: Array, out: Array) -> None:
+    """Read the rows [n, …] with `keys` [n], which are distinct, into the first rows of `out`.
 
     Args:
         segments: keys [m] and rows [m, …] of each, read one after the other.
         keys: of the wanted rows.
-        made: returns an array for all rows, given some.
+        out: where the rows are put.
 
     Raises:
         GraspError: rows are missing.
     """
-    positions, found, missing = Positions(keys), None, np.ones(len(keys), bool)
+    positions, missing = Positions(keys), np.ones(len(keys), bool)
     for own, rows in segments:
         place = positions.of(own)
         here = place >= 0
-        found = made(rows) if found is None else found
-        found[place[here]], missing[place[here]] = rows[here], False
+        out[place[here]], missing[place[here]] = rows[here], False
     if missing.any():
         raise GraspError(f"the codes of {int(missing.sum())} samples are lost")
-    return found

@@ -170,9 +170,11 @@ def _saved_segments(
 
 def _codes_of(store: Store, segments: list[dict[str, Any]], ids: Array) -> Array | None:
     """Return the codes [n, …] of samples with these ids [n]; None if there are no segments."""
+    first = np.asarray(store.get(segments[0]["object"])["codes"]) if segments else np.empty(0)
+    found = np.empty((len(ids), *first.shape[1:]), first.dtype)
     read = (store.get(one["object"]) for one in segments)
-    parts = ((np.asarray(segment["ids"]), np.asarray(segment["codes"])) for segment in read)
     try:
-        return read_rows(parts, ids, lambda rows: np.empty((len(ids), *rows.shape[1:]), rows.dtype))
+        read_rows(((np.asarray(one["ids"]), np.asarray(one["codes"])) for one in read), ids, found)
     except GraspError as error:
         raise GraspError(f"the workspace is incomplete: {error}; use `graspcl undo`") from error
+    return found if segments else None
