@@ -24,6 +24,7 @@ def save(place: RunFolder, births, update: int = 0) -> None:
 
 def load(place: RunFolder, said: list[str]):
     state = RunFolder(place.path).load_checkpoint(said.append)
+    assert [*state["learner"]["buffer"]["columns"]] == ["codes", "births"]  # as in a buffer that was never saved
     return state["stream"], np.asarray(state["learner"]["buffer"]["columns"]["codes"])[:, 0].tolist()
 
 

@@ -203,7 +203,8 @@ class RunFolder:
                 if shards is not None and columns:
                     columns["codes"] = ShardFiles(path, shards["number"], shards["shape"], shards["dtype"])
                 if segments is not None:
-                    columns["codes"] = self.segments.open(segments, columns["births"])
+                    codes = self.segments.open(segments, columns["births"])
+                    state["learner"]["buffer"]["columns"] = {"codes": codes, **columns}  # the order of a new buffer
                 return state
             except GraspError as error:
                 what = str(error) if str(path) in str(error) else f"the checkpoint {path} cannot be used: {error}"
