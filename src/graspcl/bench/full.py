@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,7 +45,8 @@ def _sessions(
     name: str, capacity: str | None, folder: Path, samples: int, classes: int, sessions: int, updates: int
 ) -> Iterator[Bar]:
     rng, learner = np.random.default_rng(0), _learner(capacity)
-    place, writer, spent, beside = RunFolder(folder), Background(), Counter[str](), [0.0]
+    place, writer, beside = RunFolder(folder), Background(), [0.0]
+    spent: dict[str, float] = defaultdict(float)
     stopped = saved = 0.0  # seconds, and GB in all checkpoints together
 
     @contextmanager

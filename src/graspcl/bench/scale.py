@@ -48,7 +48,7 @@ def select(shards: list[tuple[Array, Array, Array]], classes: int, samples: int)
     """Return the births of the samples that GRASP draws from shards of births, distances and classes."""
     draws = draws_per_class(classes, max(classes, samples // 100))
     with ThreadPoolExecutor(_SHARDS) as pool:
-        found = list(pool.map(lambda shard: _candidates(*shard, draws), shards))
+        found = list(pool.map(lambda shard: _candidates(shard, draws), shards))
     births, d, k = (np.concatenate([one[part] for one in found]) for part in range(3))
     extremes = np.stack([np.min([one[3] for one in found], axis=0), np.max([one[4] for one in found], axis=0)])
     order = np.lexsort((births, k))
@@ -58,7 +58,9 @@ def select(shards: list[tuple[Array, Array, Array]], classes: int, samples: int)
     return round_robin(births[np.concatenate(drawn)], classes)
 
 
-def _candidates(births: Array, d: Array, k: Array, draws: Array) -> tuple[Array, ...]:
+def _candidates(shard: tuple[Array, Array, Array], draws: Array) -> tuple[Array, ...]:
+    """Return births, distances and classes of the samples that can be drawn, and the extreme distances by class."""
+    births, d, k = shard
     rows = earliest(_KEYS[0], births, d, k, draws, _EPS)
     nearest, farthest = np.full(len(draws), np.inf), np.full(len(draws), -np.inf)
     np.minimum.at(nearest, k, d)
