@@ -6,10 +6,14 @@ from threading import Event
 
 import numpy as np
 import pytest
+from killing import make_photos
+from test_robustness import settings
 
 from graspcl.errors import GraspError
+from graspcl.experiment import runner
 from graspcl.experiment.checkpoints import Background, Segments, Stored
 from graspcl.experiment.folder import RunFolder
+from graspcl.settings import change
 
 
 def stored(births) -> Stored:
@@ -124,3 +128,47 @@ def test_a_finished_run_keeps_no_segments(tmp_path):
 def test_segments_share_what_is_equal(tmp_path):
     one, other = Segments(tmp_path), Segments(tmp_path)
     assert one.write(stored(range(4)))["names"] == other.write(stored(range(4)))["names"]
+
+
+class Late(Background):
+    """Does all its work at the last moment."""
+
+    call = None
+
+    @property
+    def busy(self):
+        return False
+
+    def start(self, call):
+        self.wait()
+        self.call = call
+
+    def wait_until_read(self):
+        call, self.call = self.call, None
+        if call is not None:
+            call(lambda: None)
+
+    wait = wait_until_read
+
+
+def test_a_run_changes_its_buffer_only_after_its_codes_were_read(tmp_path, monkeypatch):
+    """However late a checkpoint is written, it has the codes and weights of the update at which it was due."""
+    monkeypatch.setenv("GRASPCL_CACHE", str(tmp_path / "cache"))
+    before, save = [], RunFolder.save_checkpoint
+
+    def noted(births, codes):
+        before.append(codes.copy())
+        return Stored(births, codes)
+
+    def saved(self, state, stored=None, read=lambda: None):
+        if stored is not None:
+            assert np.array_equal(stored.codes, before[-1])
+            assert np.array_equal(stored.births, state["learner"]["buffer"]["columns"]["births"])
+        save(self, state, stored, read)
+
+    monkeypatch.setattr(runner, "Background", Late)
+    monkeypatch.setattr(runner, "Stored", noted)
+    monkeypatch.setattr(RunFolder, "save_checkpoint", saved)
+    config = change(settings(make_photos(tmp_path / "photos")), {"checkpoint.seconds": 1e-9, "buffer.capacity": 12})
+    runner.run(config, tmp_path / "run")
+    assert len(before) > 6

@@ -67,10 +67,8 @@ def _sessions(
         before, stop = peak_bytes(), time.perf_counter()
         state, stored = _state(learner)
         writer.start(lambda read, state=state, stored=stored: place.save_checkpoint(state, stored, read))  # type: ignore[misc]
+        writer.wait_until_read()  # as if the buffer changed at once
         stop = time.perf_counter() - stop
-        begin = time.perf_counter()
-        writer.wait_until_read()
-        stop += time.perf_counter() - begin  # as if the buffer changed at once
         writer.wait()
         spent["checkpoints"] += writer.seconds
         beside.append((peak_bytes() - before) / 1e6)
