@@ -64,7 +64,7 @@ def _sessions(
                 learner.observe_codes(codes, some)
         with timed("selecting and training"):
             learner.rehearse(Budget(updates, 64))
-        before, stop = peak_bytes(), time.perf_counter()
+        before, stop = peak_bytes(reset=True), time.perf_counter()
         state, stored = _state(learner)
         writer.start(lambda read, state=state, stored=stored: place.save_checkpoint(state, stored, read))  # type: ignore[misc]
         writer.wait_until_read()  # as if the buffer changed at once
