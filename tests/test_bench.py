@@ -6,10 +6,12 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from graspcl.bench import BENCHES, bars, network, run_benches, timing
+from graspcl.bench import BENCHES, bars, full, network, run_benches, scale, timing
 from graspcl.bench.network import Rate
 from graspcl.bench.timing import HEADER, Bar, interleave, one_thread
 from graspcl.errors import GraspError, MissingExtra
+from graspcl.policy.drawing import group_by_class
+from graspcl.policy.grasp import grasp_draws, race_keys
 
 
 @pytest.mark.slow
@@ -86,6 +88,20 @@ def test_every_bench_measures_at_any_scale(name):
         found = list(islice(found, 2) if name == "session" else found)  # MobileNetV3-Large comes last and is slow
     assert all(bar.bench == name and np.isfinite(bar.value) and bar.low <= bar.value <= bar.high for bar in found)
     assert any(bar.bar is not None for bar in found) and len({bar.what for bar in found}) == len(found)
+
+
+def test_selection_from_shards_is_that_of_one_process(monkeypatch, tmp_path):
+    monkeypatch.setattr("graspcl.distributed.race._CHUNK", 7)
+    monkeypatch.setattr(scale, "_KEYS", race_keys(np.random.default_rng(0)))
+    shards = [scale._shard(tmp_path, 601, 4, one) for one in range(2)]
+    births, d, k = (np.concatenate([shard[part] for shard in shards]) for part in range(3))
+    expected = grasp_draws(d, group_by_class(k), 6, np.random.default_rng(0), 1e-7, births)
+    assert scale.select(shards, 4, 601).tolist() == births[expected].tolist()
+
+
+def test_benches_of_large_sizes_work_at_small_ones():
+    found = [*scale.run(samples=400, small=200, classes=5), *full.run(samples=900, classes=6, sessions=2, updates=2)]
+    assert all(np.isfinite(bar.value) for bar in found) and len({bar.what for bar in found}) == len(found)
 
 
 def test_results_are_rows_or_json_and_a_missed_bar_is_told(monkeypatch, capsys):

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import io
 import json
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +28,15 @@ _HEADER = "graspcl"  # the JSON object in the header of a safetensors file
 _KEY = "checksum"  # in JSON objects, also those in headers
 _MARK = b"xxh3-128:"  # in the comment of a zip file, before the digits
 _COMMENT = len(_MARK) + 32
+# Types in the order of their tensors in a file, and the names of those that are not a letter and a number of bits.
+_KINDS = (
+    "uint64", "int64", "float64", "complex64", "float32", "uint32", "int32", "bfloat16", "float16", "uint16", "int16",
+    "float8_e8m0fnu", "float8_e4m3fn", "float8_e5m2", "int8", "uint8", "bool",
+)  # fmt: skip
+_STORED_AS = {
+    "bool": "BOOL", "bfloat16": "BF16", "float8_e8m0fnu": "F8_E8M0", "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+}  # fmt: skip
 _DIFFERS = "its content does not match its checksum"
 
 
@@ -118,13 +129,31 @@ def read_arrays(path: Path) -> dict[str, Array]:
 # -- tensors -----------------------------------------------------------------------------------------------------------
 
 
-def pack_tensors(tensors: dict[str, torch.Tensor], header: dict[str, Any]) -> bytes:
-    """Return a safetensors file as bytes: tensors, and in its header a JSON object with the checksum of all."""
-    from safetensors.torch import save
+def tensor_parts(tensors: Mapping[str, torch.Tensor | Array], header: dict[str, Any]) -> list[Any]:
+    """Return a safetensors file in parts: tensors, and in its header a JSON object with the checksum of all.
 
+    The tensors are contiguous, and the parts are their own memory: nothing is copied. Equal tensors give equal bytes,
+    those that safetensors writes.
+    """
     digest = _tensor_checksum(tensors, json.dumps(header))
     # One value alone: safetensors stores several in any order, and equal states must be equal files.
-    return save(tensors, {_HEADER: json.dumps({**header, _KEY: digest})})
+    about: dict[str, Any] = {"__metadata__": {_HEADER: json.dumps({**header, _KEY: digest})}}
+    kinds = {name: _dtype(value) for name, value in tensors.items()}
+    begin, parts = 0, []
+    for name in sorted(tensors, key=lambda name: (_KINDS.index(kinds[name]), name.encode())):
+        parts.append(_content(tensors[name]).reshape(-1).view(np.uint8))
+        end = begin + parts[-1].nbytes
+        kind = _STORED_AS.get(kinds[name]) or kinds[name][0].upper() + re.sub(r"\D", "", kinds[name])
+        about[name] = {"dtype": kind, "shape": list(tensors[name].shape), "data_offsets": [begin, end]}
+        begin = end
+    text = json.dumps(about, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return [len(text).to_bytes(8, "little") + text, *parts]
+
+
+def pack_tensors(tensors: Mapping[str, torch.Tensor | Array], header: dict[str, Any]) -> bytes:
+    """Return the file of `tensor_parts` as bytes."""
+    return b"".join(tensor_parts(tensors, header))
 
 
 def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any], bool]:
@@ -152,19 +181,25 @@ def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any], b
     return tensors, header, expected is not None
 
 
-def _tensor_checksum(tensors: dict[str, torch.Tensor], header: str) -> str:
+def _tensor_checksum(tensors: Mapping[str, torch.Tensor | Array], header: str) -> str:
     names = sorted(tensors)
-    about = [[name, str(tensors[name].dtype), list(tensors[name].shape)] for name in names]
+    about = [[name, f"torch.{_dtype(tensors[name])}", list(tensors[name].shape)] for name in names]
     return checksum(f"[{json.dumps(about)}, {header}]", *(_content(tensors[name]) for name in names))
 
 
-def _content(tensor: torch.Tensor) -> Array:
-    """Return the memory of a contiguous tensor. A state has hundreds of them: the quick way is tried first."""
-    import torch
+def _dtype(tensor: torch.Tensor | Array) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
+
+def _content(tensor: torch.Tensor | Array) -> Array:
+    """Return the memory of a contiguous tensor. A state has hundreds of them: the quick way is tried first."""
+    if isinstance(tensor, np.ndarray):
+        return tensor
     try:
         return tensor.numpy()
     except TypeError:  # a type that numpy does not have, such as bfloat16
+        import torch
+
         return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()
 
 

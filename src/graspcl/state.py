@@ -8,15 +8,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
+from graspcl.checks import Array
 from graspcl.errors import GraspError
 from graspcl.files import check_regular
-from graspcl.integrity import pack_tensors, read_tensors
+from graspcl.integrity import read_tensors, tensor_parts
 
 if TYPE_CHECKING:  # loaded when a state is saved or read: writing plain files needs no torch
     import torch
@@ -33,13 +34,20 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         check_regular(path, os.stat(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        with open(part, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
+    with writing(part) as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
         os.replace(part, path)
         sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def writing(part: Path, mode: str = "wb") -> Iterator[IO[bytes]]:
+    """Open a partial file, and delete it if anything fails."""
+    try:
+        with open(part, mode) as file:
+            yield file
     except BaseException:
         with contextlib.suppress(OSError):
             part.unlink()
@@ -61,23 +69,37 @@ def sync_folder(folder: Path) -> None:
         os.close(opened)
 
 
-def pack_state(state: dict[str, Any]) -> bytes:
-    """Return nested dictionaries and lists of numbers, strings, arrays and tensors as the bytes of a file.
+def pack_state(state: dict[str, Any]) -> list[Any]:
+    """Return nested dictionaries and lists of numbers, strings, arrays and tensors as the parts of a file, in order.
 
-    Equal states give equal bytes. `load_state` reads such a file.
+    Parts are bytes and the memory of the state's own arrays: nothing is copied. Equal states give equal files.
+    `load_state` reads such a file.
     """
-    tensors: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor | Array] = {}
     skeleton = _flatten(state, "", tensors)
-    return pack_tensors(tensors, skeleton)
+    return tensor_parts(tensors, skeleton)
 
 
 def save_state(path: Path, state: dict[str, Any]) -> None:
     """Write a state (see `pack_state`) to `path` in one step."""
-    content = pack_state(state)
+    parts = pack_state(state)
     try:
-        write_whole(path, lambda file: file.write(content))
+        write_whole(path, lambda file: file.writelines(parts))
     except OSError as error:
         raise GraspError(f"the checkpoint {path} cannot be written: {error.strerror}") from error
+
+
+def copied(state: Any) -> Any:
+    """Return a state whose arrays and tensors are copies, so that it stays as it is."""
+    import torch
+
+    if isinstance(state, dict):
+        return {key: copied(value) for key, value in state.items()}
+    if isinstance(state, (list, tuple)):
+        return [copied(value) for value in state]
+    if isinstance(state, torch.Tensor):
+        return state.detach().clone()
+    return state.copy() if isinstance(state, np.ndarray) else state
 
 
 def load_state(path: Path, note: Callable[[str], None] | None = None) -> dict[str, Any]:
@@ -115,7 +137,7 @@ def drop_unfinished(folder: Path, name: str = "*") -> None:
             part.unlink()
 
 
-def _flatten(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
+def _flatten(value: Any, path: str, tensors: dict[str, torch.Tensor | Array]) -> Any:
     import torch
 
     if isinstance(value, dict):
@@ -127,11 +149,12 @@ def _flatten(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
     if isinstance(value, (torch.Tensor, np.ndarray)):
         name = f"{len(tensors)}:{path}"  # numbered, since paths need not be unique
         if isinstance(value, torch.Tensor):
-            tensors[name] = value.detach().cpu().contiguous().clone()
+            tensors[name] = value.detach().cpu().contiguous()
             return {"tensor": name}
-        if value.dtype.kind not in "biuf":
+        if value.dtype.kind not in "biuf" or value.itemsize > 8:
             raise GraspError(f"an array of {value.dtype} at {path} cannot be part of a checkpoint")
-        tensors[name] = torch.from_numpy(np.array(value, order="C", ndmin=0))
+        native = value.dtype.newbyteorder("=")
+        tensors[name] = np.asarray(value, native, order="C")
         return {"array": name}
     if isinstance(value, np.generic):
         return value.item()

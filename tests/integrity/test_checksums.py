@@ -17,7 +17,7 @@ from graspcl.integrity import Damaged, pack_arrays, read_arrays, read_object, re
 from graspcl.model import vector_network
 from graspcl.pretrain import load_weights, read_header, save_weights
 from graspcl.settings.read import read_toml
-from graspcl.state import load_state, save_state, write_whole
+from graspcl.state import load_state, pack_state, save_state, write_whole
 
 
 def flips(content):
@@ -103,6 +103,28 @@ def test_a_finite_number_that_turns_into_another_is_found_in_weights(tmp_path):
     with pytest.raises(GraspError, match="are damaged or not a safetensors file: its content does not match"):
         load_weights(network, file)
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+
+
+def test_files_of_tensors_are_those_that_safetensors_writes():
+    from safetensors.torch import save
+
+    names = "uint64 int64 float64 complex64 float32 uint32 int32 bfloat16 float16 uint16 int16 int8 uint8 bool"
+    kinds = [getattr(torch, name) for name in (*names.split(), "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu")]
+    tensors = {f"{at}é\n{kind}": torch.ones(at % 4, 3).to(kind) for at, kind in enumerate(kinds)}
+    tensors |= {"number": torch.tensor(2.5), "b": torch.zeros(2), "a": torch.zeros(3)}
+    packed = integrity.pack_tensors(tensors, {"x": "é"})
+    length = int.from_bytes(packed[:8], "little")
+    assert packed == save(tensors, json.loads(packed[8 : 8 + length])["__metadata__"])
+
+
+def test_a_state_is_written_from_the_arrays_as_they_lie():
+    codes, weights = np.arange(12, dtype=np.uint8).reshape(3, 4), torch.ones(3)
+    codes.flags.writeable = False
+    _, *parts = pack_state({"weights": weights, "codes": codes, "reversed": np.arange(3)[::-1]})
+    assert [np.shares_memory(part, own) for part, own in zip(parts[1:], (weights.numpy(), codes), strict=True)] == [
+        True,
+        True,
+    ]
 
 
 def test_equal_states_are_equal_files(tmp_path):

@@ -17,13 +17,15 @@ BENCHES = {name: name for name in ("selection", "insert", "decode", "session", "
 ON_REQUEST = {
     "network": ("pixels", "compile"),
     "workspace": ("data", "first", "weeks", "per_class", "backbone", "pixels", "memory"),
+    "scale": ("samples", "classes"),
+    "full": ("samples", "classes"),
 }
 
 
 def run_benches(what: str, as_json: bool = False, **options: Any) -> bool:
     """Run one bench, or "all" of those with bars; print the results and return whether no bar was missed.
 
-    Results are printed as they are measured, as rows of a Markdown table. Only `network` and `workspace` take
+    Results are printed as they are measured, as rows of a Markdown table. Those on request take
     options.
     """
     for name in options:
@@ -47,10 +49,12 @@ def run_benches(what: str, as_json: bool = False, **options: Any) -> bool:
             network.show(rates)
             return True
         return _print(rates, as_json)
-    from graspcl.bench import bars, timing
+    from graspcl.bench import bars, full, scale, timing
 
     if not as_json:
         sys.stdout.write(timing.HEADER + "\n")
+    if what in ("scale", "full"):
+        return _print((scale if what == "scale" else full).run(**options), as_json)
     with timing.one_thread():
         chosen = BENCHES if what == "all" else [what]
         return _print((bar for name in chosen for bar in getattr(bars, BENCHES[name])()), as_json)

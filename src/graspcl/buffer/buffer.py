@@ -318,6 +318,11 @@ class Buffer(Guarded, Views):
         """Whether the number of samples that fit depends on their lengths: all enter first, then the rule evicts."""
         return self._sized is not None and self._limit is not None
 
+    @property
+    def equal_codes(self) -> bool:
+        """Whether all codes are in this process, as an array [n, …]."""
+        return self._sized is None
+
     def excess_of(self, order: Array) -> int:
         """Return how many samples must go for the others to fit, if they go in the order of slots `order` [n]."""
         if not self.by_length:

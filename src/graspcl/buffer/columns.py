@@ -44,7 +44,11 @@ class Storage(dict[str, Array]):
                 raise GraspError(f"the buffer cannot be stored in {self.folder}: {error.strerror}") from error
         self.reserve(max(map(len, columns.values()), default=0), exactly=True)
         for name, value in columns.items():
-            self[name][: len(value)] = value
+            read_into = getattr(value, "read_into", None)  # rows that lie in files
+            if read_into is None or type(self[name]) not in (np.ndarray, np.memmap):
+                self[name][: len(value)] = value
+            else:
+                read_into(self[name])
 
     def like(self, columns: Mapping[str, Array]) -> Storage:
         """Return a storage of the same kind with copies of `columns`."""

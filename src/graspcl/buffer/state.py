@@ -18,10 +18,16 @@ if TYPE_CHECKING:
 _OF_STORAGE = {CHECKS, "code_starts"}  # columns that tell where and how samples are stored, not what
 
 
-def saved_state(buffer: Buffer, without: str = "") -> dict[str, Any]:
-    """Return the state of a buffer; `without` names a column that is saved elsewhere."""
-    left_out = {*_OF_STORAGE, without}
-    columns: dict[str, Any] = {name: np.array(buffer[name]) for name in buffer._storage if name not in left_out}
+def saved_state(buffer: Buffer, without: str = "", copy: bool = True) -> dict[str, Any]:
+    """Return the state of a buffer.
+
+    Args:
+        buffer: the buffer.
+        without: a column that is saved elsewhere.
+        copy: whether columns are copies; else the state is valid until the buffer changes.
+    """
+    names = [name for name in buffer._storage if name not in {*_OF_STORAGE, without}]
+    columns: dict[str, Any] = {name: np.array(buffer[name]) if copy else buffer[name] for name in names}
     if columns and buffer._sequences is not None:
         columns["codes"] = buffer._sequences.saved_state(buffer["code_starts"])
     elif "codes" in columns and buffer._ragged:

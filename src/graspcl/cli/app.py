@@ -20,7 +20,18 @@ from graspcl.cli.tune import tune
 
 def bench(
     what: Literal[
-        "selection", "insert", "decode", "session", "heads", "state", "policies", "network", "workspace", "all"
+        "selection",
+        "insert",
+        "decode",
+        "session",
+        "heads",
+        "state",
+        "policies",
+        "network",
+        "workspace",
+        "scale",
+        "full",
+        "all",
     ] = "all",
     *,
     json: bool = False,
@@ -32,6 +43,8 @@ def bench(
     per_class: AtLeastOne | None = None,
     backbone: str | None = None,
     memory: str | None = None,
+    samples: AtLeastOne | None = None,
+    classes: AtLeastOne | None = None,
 ) -> None:
     """Measure speed against the project's own targets.
 
@@ -40,7 +53,8 @@ def bench(
     what
         The measurement. `network` compares precisions, layouts and compiled code at every stage of latent rehearsal;
         it has no targets, takes minutes, and is not part of `all`. `workspace` compares weekly learning with
-        retraining, a probe and fine-tuning on your data.
+        retraining, a probe and fine-tuning on your data. `scale` selects from 100 million samples, and `full`
+        rehearses codes as many as ImageNet-1K has; they need 4 and 6 GB of memory, and are not part of `all`.
     json
         Print one JSON object per measurement.
     pixels
@@ -59,12 +73,16 @@ def bench(
         workspace: as for `graspcl new`.
     memory
         workspace: as for `graspcl new`.
+    samples
+        scale, full: number of samples.
+    classes
+        scale, full: number of classes.
     """
     from graspcl.bench import run_benches
 
     options = {
         "pixels": pixels, "compile": compile, "data": data, "first": first, "weeks": weeks, "per_class": per_class,
-        "backbone": backbone, "memory": memory,
+        "backbone": backbone, "memory": memory, "samples": samples, "classes": classes,
     }  # fmt: skip
     given = {name: value for name, value in options.items() if value is not None}
     if not run_benches(what, as_json=json, **given):

@@ -10,10 +10,11 @@ import torch
 
 from graspcl.cache import digest_of
 from graspcl.checks import Array
+from graspcl.distributed.race import earliest, race_owned
 from graspcl.distributed.ranks import Ranks, positions, text_digest
 from graspcl.distributed.shards import ShardedBuffer
 from graspcl.policy import Policy, Session
-from graspcl.policy.drawing import draws_per_class, keyed_exponentials, round_robin
+from graspcl.policy.drawing import draws_per_class, round_robin
 from graspcl.policy.grasp import race_keys
 from graspcl.policy.prototype import class_sums, distances_to
 from graspcl.policy.session import _FROM_EMBEDDINGS, _FROM_LOGITS
@@ -106,9 +107,7 @@ class ShardedSession(SharedSession):
         A class has as many draws as are planned for it, so no more than that many of its samples can be drawn. Each
         rank sends those of its samples that arrive first to the rank that owns the class. That one lets them race.
         """
-        from graspcl.policy.race import race_class  # compiled code is loaded where it is used
-
-        (key, again_key), groups, ranks = race_keys(self.rng), self._groups, self.ranks
+        keys, groups, ranks = race_keys(self.rng), self._groups, self.ranks
         draws = draws_per_class(groups.number, self.budget.samples)
         ends = np.append(0, np.cumsum(draws))
         slots, d = self._own_distances
@@ -117,13 +116,9 @@ class ShardedSession(SharedSession):
         extremes = np.full((2, groups.number), -np.inf)
         np.maximum.at(extremes[0], k, -d)
         np.maximum.at(extremes[1], k, d)
-        nearest, farthest = ranks.maximum(torch.from_numpy(extremes), "candidates").numpy() * [[-1], [1]]
+        extremes = ranks.maximum(torch.from_numpy(extremes), "candidates").numpy() * [[-1], [1]]
         # The earliest arrivals of each class, sorted by the rank that owns it.
-        arrival = keyed_exponentials(key, self._buffer.births[slots]) * (d + eps)
-        order = np.lexsort((arrival, k))
-        sizes = np.bincount(k, minlength=groups.number)
-        place = np.arange(len(k)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        sent = order[place < draws[k[order]]]
+        sent = earliest(keys[0], self._buffer.births[slots], d, k, draws, eps)
         sent = sent[np.argsort(k[sent] % ranks.world, kind="stable")]
         rows = torch.from_numpy(np.column_stack([slots[sent], d[sent]]).astype(np.float64))
         counts = np.bincount(k[sent] % ranks.world, minlength=ranks.world).tolist()
@@ -133,18 +128,11 @@ class ShardedSession(SharedSession):
         k = self._class_of(slots)
         order = np.lexsort((slots, k))
         slots, d, k = slots[order], d[order], k[order]
-        first = keyed_exponentials(key, self._buffer.births[slots])
         owned = np.arange(ranks.rank, groups.number, ranks.world)
-        begins, stops = np.searchsorted(k, owned), np.searchsorted(k, owned, side="right")
-        drawn = [np.empty(0, np.int64)]
-        for one, begin, stop in zip(owned, begins, stops, strict=True):
-            again = keyed_exponentials(again_key, np.arange(ends[one], ends[one + 1]))
-            drawn.append(np.empty(len(again), np.int64))
-            part = slice(begin, stop)
-            race_class(d[part], eps, first[part], again, drawn[-1], nearest[one], farthest[one])
-            drawn[-1] = slots[part][drawn[-1]]
+        raced = race_owned(keys, self._buffer.births[slots], d, k, owned, ends, extremes, eps)
+        drawn = slots[np.concatenate([np.empty(0, np.int64), *raced])]
         # All draws, class after class.
         order, counts = positions(np.repeat(np.arange(groups.number) % ranks.world, draws), ranks.world)
         plan = np.empty(self.budget.samples, np.int64)
-        plan[order] = ranks.gather(torch.from_numpy(np.concatenate(drawn)), counts, "plans").numpy()
+        plan[order] = ranks.gather(torch.from_numpy(drawn), counts, "plans").numpy()
         return round_robin(plan, groups.number)

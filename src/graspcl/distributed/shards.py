@@ -15,7 +15,6 @@ import torch
 
 from graspcl.buffer import Buffer
 from graspcl.buffer.columns import Storage
-from graspcl.buffer.state import saved_state
 from graspcl.buffer.threads import alone
 from graspcl.checks import Array
 from graspcl.distributed.ranks import Ranks, positions
@@ -138,6 +137,7 @@ class ShardedBuffer(Buffer):
     """
 
     ranks: Ranks
+    equal_codes = False
 
     @classmethod
     def of(cls, buffer: Buffer, ranks: Ranks) -> ShardedBuffer:
@@ -169,10 +169,6 @@ class ShardedBuffer(Buffer):
             raise GraspError(f"slots must be in 0 … {len(self) - 1}, got {slots.min()} … {slots.max()}")
         codes: Any = self._storage["codes"]
         return torch.from_numpy(codes.rows(slots)), torch.from_numpy(self.labels[slots])
-
-    def state_without_codes(self) -> dict[str, Any]:
-        """Return what `state_dict` does without the codes, which are saved by shard (`shard`)."""
-        return saved_state(self, without="codes")
 
     def shard(self) -> dict[str, Array]:
         """Return the slots [m] and codes [m, …] that this rank holds; nothing is exchanged."""

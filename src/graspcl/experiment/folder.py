@@ -11,6 +11,7 @@ drift.npz          representation drift after every update, if measured
 problems.json      problems of the data, if any
 checkpoints/       states to resume from; after the last session, the final state. If ranks hold parts of the buffer,
                    each writes its part first (N.shard-0-of-2, …), and the state comes last
+codes/             codes of stored samples, which checkpoints of an unfinished run name (see checkpoints.py)
 progress.json      exists while a process works: which one, and how far it is
 summary.json       written last: a folder without it holds an unfinished run
 checksums.json     checksums of the texts above; arrays and states carry their own
@@ -32,6 +33,7 @@ import numpy as np
 from graspcl.cache import lock
 from graspcl.checks import Array
 from graspcl.errors import GraspError
+from graspcl.experiment.checkpoints import Segments, Stored
 from graspcl.integrity import CHECKSUMS, Damaged, list_texts, pack_arrays, read_text
 from graspcl.settings.config import Config, as_plain, identity
 from graspcl.settings.read import flatten, from_plain, read_toml, settled
@@ -50,7 +52,7 @@ class RunFolder:
     writable = True
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.segments = path, Segments(path / "codes")
 
     @contextlib.contextmanager
     def claim(self, config: Config) -> Iterator[None]:
@@ -120,8 +122,7 @@ class RunFolder:
         with _disk_errors(self.path):
             for name in ("summary.json", "metrics.jsonl", "predictions.npz", "drift.npz", "failure.txt"):
                 (self.path / name).unlink(missing_ok=True)
-            for file in self._checkpoints():
-                self._drop(file)
+            self.drop_checkpoints()
             for file in self.path.glob("plans/session-*.npz"):
                 file.unlink()
 
@@ -155,13 +156,27 @@ class RunFolder:
         with _disk_errors(self.path):
             write_whole(self.path / name, lambda file: file.write(content))
 
-    def save_checkpoint(self, state: dict[str, Any]) -> None:
-        """Save a state to resume from, in one step; the previous one is kept too."""
+    def save_checkpoint(
+        self, state: dict[str, Any], stored: Stored | None = None, read: Callable[[], None] = lambda: None
+    ) -> None:
+        """Save a state to resume from, in one step; the previous one is kept too.
+
+        Args:
+            state: the state.
+            stored: codes of the buffer, if the state has none. Only those that no earlier checkpoint has are written.
+            read: called when all codes have been read, and may change.
+        """
         found = self._checkpoints()
+        if stored is not None:
+            with _disk_errors(self.path):
+                state = {**state, "segments": self.segments.write(stored)}
+                read()
+                self.segments.settle()
         save_state(self.path / "checkpoints" / f"{self.next_checkpoint:06d}.safetensors", state)
         with contextlib.suppress(OSError):
             for old in found[: 1 - _CHECKPOINTS]:
                 self._drop(old)
+            self.segments.keep(self._checkpoints())
 
     @property
     def next_checkpoint(self) -> int:
@@ -183,12 +198,17 @@ class RunFolder:
                 state = load_state(path, note)
                 if "stream" not in state:
                     raise GraspError(f"the checkpoint {path} does not belong to a run")
-                shards = state.pop("shards", None)
-                if shards is not None and (columns := state["learner"]["buffer"]["columns"]):
+                shards, segments = state.pop("shards", None), state.pop("segments", None)
+                columns = state["learner"]["buffer"]["columns"] if shards or segments else {}
+                if shards is not None and columns:
                     columns["codes"] = ShardFiles(path, shards["number"], shards["shape"], shards["dtype"])
+                if segments is not None:
+                    codes = self.segments.open(segments, columns["births"])
+                    state["learner"]["buffer"]["columns"] = {"codes": codes, **columns}  # the order of a new buffer
                 return state
             except GraspError as error:
-                note(f"{error}; trying the previous one")
+                what = str(error) if str(path) in str(error) else f"the checkpoint {path} cannot be used: {error}"
+                note(f"{what}; trying the previous one")
         return None
 
     def drop_checkpoints(self, all_but: int = 0) -> None:
@@ -196,6 +216,7 @@ class RunFolder:
         with _disk_errors(self.path):
             for path in self._checkpoints()[::-1][all_but:]:
                 self._drop(path)
+            self.segments.objects.clear()  # the state of a finished run has its codes inside
 
     def _drop(self, path: Path) -> None:
         """Delete a checkpoint: the state first, so that it is never there without its shards."""
@@ -255,7 +276,9 @@ class ReadOnlyFolder(RunFolder):
     def _write(self, name: str, content: bytes) -> None:
         pass
 
-    def save_checkpoint(self, state: dict[str, Any]) -> None:
+    def save_checkpoint(
+        self, state: dict[str, Any], stored: Stored | None = None, read: Callable[[], None] = lambda: None
+    ) -> None:
         pass
 
     def drop_checkpoints(self, all_but: int = 0) -> None:

@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from graspcl.buffer.state import saved_state
 from graspcl.checks import Array
 from graspcl.distributed import Ranks, ShardedBuffer, distributed, text_digest
 from graspcl.errors import GraspError
 from graspcl.experiment import measure
 from graspcl.experiment.automatic import resolve
+from graspcl.experiment.checkpoints import Background, Stored
 from graspcl.experiment.folder import ReadOnlyFolder, RunFolder, environment
 from graspcl.experiment.live import ProgressFile, one_line, planned
 from graspcl.experiment.loggers import catch_up, make_loggers
@@ -31,6 +33,7 @@ from graspcl.random import generator
 from graspcl.settings.config import Config, as_plain
 from graspcl.settings.read import settled
 from graspcl.settings.rules import check
+from graspcl.state import copied
 from graspcl.stream import save_stream
 
 _TOTALS = (
@@ -71,7 +74,9 @@ def run(
         return summary
     with place.claim(config), contextlib.closing(ProgressFile(folder if first else None)) as live:
         prepared = (cache or PreparedCache()).get(config, progress)
-        return _RunLoop(config, prepared, place, progress, base or folder / "base", live, ranks).finish()
+        loop = _RunLoop(config, prepared, place, progress, base or folder / "base", live, ranks)
+        with contextlib.closing(loop):
+            return loop.finish()
 
 
 def check_run(config: Config) -> None:
@@ -108,14 +113,18 @@ class _RunLoop:
         self.predictions: list[Array] = []
         self.drift: dict[str, Array] = {}  # curves: session_1 as a norm, mse_1 as a mean squared difference, and so on
         self.seconds, self._started = 0.0, time.perf_counter()
-        self._saved, self._pause = self._started, config.checkpoint.seconds
-        self._energy = measure.EnergyMeter()
+        self._saved = self._started
+        self._energy, self._writer = measure.EnergyMeter(), Background()
         self._signals = StopSignals(progress.note)
         self._interrupted = self._restore(base)
         self.logger = make_loggers(config.log if folder.writable else None, progress.note)
         self.logger.begin(as_plain(config), folder.path)
         for record in self.records:  # loggers skip what they have already
             self.logger.session(record)
+
+    def close(self) -> None:
+        """Let a checkpoint that is being written be finished."""
+        self._writer.wait()
 
     def finish(self) -> dict[str, Any]:
         """Run to the end of the stream; return the summary."""
@@ -133,6 +142,7 @@ class _RunLoop:
                     kept = self.held_out.take(codes, labels, indices)
                     codes, labels, indices = codes[kept], labels[kept], indices[kept]
                 if len(indices):
+                    self._writer.wait_until_read()
                     self.learner.observe_codes(codes, labels, indices)
                 self.live.beat()
                 if chunk.ends_session:
@@ -178,9 +188,11 @@ class _RunLoop:
                 self.live.step(number, rehearsal)
             if self.held_out is not None:
                 self.held_out.end_session(self.learner)
+            self._writer.wait_until_read()
             log = rehearsal.finish()
         except Diverged as error:
             self.progress.note(f"session {number} is abandoned: {error}")
+            self._writer.wait_until_read()
             rehearsal.abandon()
             about, log = {**about, "failed": str(error)}, None
         self._record(about, log, rehearsal.budget, meter, distances)
@@ -222,8 +234,9 @@ class _RunLoop:
     def _conclude(self) -> dict[str, Any]:
         summary = self._summary()
         keep = self.config.checkpoint.keep == "state"
+        self._writer.wait()
         if keep:
-            self._save(None)
+            self._save(None, whole=True)
         self.live.close()  # first: a finished run has no such file, whenever it is killed
         self.folder.write_json("summary", summary)
         self.logger.end(summary)
@@ -313,38 +326,47 @@ class _RunLoop:
         self.predictions.append(self.tests.predict(self.learner, 0)[0])
 
     def _save_if_due(self, session: Callable[[], dict[str, Any] | None]) -> None:
-        """Save a checkpoint if the last one is old enough, or before the run is stopped.
+        """Save a checkpoint if the last one is old enough and written, or before the run is stopped.
 
-        Saving takes at most a twentieth of the time.
+        Saving takes at most a twentieth of the time. It goes on in the background, unless every update is saved.
         """
-        stopping, due = self._signals.asked is not None, time.perf_counter() - self._saved >= self._pause
+        every = self.config.checkpoint.seconds
+        pause = max(every, 20 * self._writer.seconds) if every else 0.0
+        due = time.perf_counter() - self._saved >= pause and not self._writer.busy
+        stopping = self._signals.asked is not None
         if self.ranks is not None:  # all stop if one is asked to, and rank 0 decides when it is time to save
             stopping, due = self.ranks.any(stopping, due and self.folder.writable)
         if stopping or due:
-            begin = time.perf_counter()
             self._save(session())
             self._saved = time.perf_counter()
-            if self.config.checkpoint.seconds:
-                self._pause = max(self.config.checkpoint.seconds, 20 * (self._saved - begin))
+            if stopping or not every or self.ranks is not None:
+                self._writer.wait()
         if stopping:
             self._signals.asked = self._signals.asked or signal.SIGTERM
             self._signals.leave()
 
-    def _save(self, session: dict[str, Any] | None) -> None:
+    def _save(self, session: dict[str, Any] | None, whole: bool = False) -> None:
+        """Save a checkpoint in the background; or, `whole`, one that names no segments, at once."""
         shards = self._save_shard()
         if not self.folder.writable:
             return
         learner, buffer = self.learner, self.learner.buffer
-        stored = buffer.state_without_codes() if isinstance(buffer, ShardedBuffer) else buffer.state_dict()
+        apart = len(buffer) > 0 and not whole and buffer.equal_codes
+        without = "codes" if apart or isinstance(buffer, ShardedBuffer) else ""
         state = {
             "start": self.prepared.key, "stream": self.stream.state_dict(),
-            "learner": {**learner.knowledge(), "buffer": stored}, **shards,
+            "learner": {**learner.knowledge(), "buffer": saved_state(buffer, without, copy=False)}, **shards,
             "held": None if self.held_out is None else self.held_out.state_dict(),
             "records": self.records, "predictions": np.stack(self.predictions), "drift": self.drift,
             "joules": self._energy.joules(), "seconds": self.seconds + time.perf_counter() - self._started,
             "session": session,
         }  # fmt: skip
-        self.folder.save_checkpoint(state)
+        if whole:
+            self.folder.save_checkpoint(state)
+            return
+        state = copied(state)
+        stored = Stored(state["learner"]["buffer"]["columns"]["births"], buffer["codes"]) if apart else None
+        self._writer.start(lambda read: self.folder.save_checkpoint(state, stored, read))
 
     def _save_shard(self) -> dict[str, Any]:
         """Save what this rank holds of a divided buffer, and wait for the others; return what describes the shards."""

@@ -21,6 +21,7 @@ from graspcl.experiment.prepare import make_learner
 from graspcl.experiment.pretraining import build_network
 from graspcl.learner import Learner
 from graspcl.model import SplitNetwork
+from graspcl.objects import read_rows, reusable
 from graspcl.settings.config import Config
 from graspcl.workspace.store import Store
 
@@ -162,14 +163,9 @@ def _saved_segments(
     store: Store, segments: list[dict[str, Any]], ids: Array, codes: Array, forgotten: bool
 ) -> list[dict[str, Any]]:
     """Write the samples that no segment has yet; return all segments."""
-    kept, there = [], np.empty(0, np.int64)
-    for one in segments:
-        own = np.asarray(store.get(one["object"])["ids"])
-        gone = ~np.isin(own, ids)
-        if gone.mean() <= _DEAD and not (forgotten and gone.any()):  # else its samples are written again
-            kept.append(one)
-            there = np.concatenate([there, own])
-    new = ~np.isin(ids, there)
+    owned = {one["object"]: np.asarray(store.get(one["object"])["ids"]) for one in segments}
+    names, new = reusable(owned, ids, 0.0 if forgotten else _DEAD)
+    kept = [one for one in segments if one["object"] in names]
     if new.any():
         kept.append({"object": store.put({"ids": ids[new], "codes": codes[new]}), "samples": int(new.sum())})
     return kept
@@ -177,15 +173,11 @@ def _saved_segments(
 
 def _codes_of(store: Store, segments: list[dict[str, Any]], ids: Array) -> Array | None:
     """Return the codes [n, …] of samples with these ids [n]; None if there are no segments."""
-    found, missing = None, np.ones(len(ids), bool)
-    for one in segments:
-        segment = store.get(one["object"])
-        own, codes = np.asarray(segment["ids"]), np.asarray(segment["codes"])
-        order = np.argsort(own)
-        place = np.minimum(np.searchsorted(own, ids, sorter=order), len(own) - 1)
-        here = own[order[place]] == ids
-        found = np.empty((len(ids), *codes.shape[1:]), codes.dtype) if found is None else found
-        found[here], missing[here] = codes[order[place[here]]], False
-    if missing.any():
-        raise GraspError(f"the workspace has lost the codes of {int(missing.sum())} samples; use `graspcl undo`")
-    return found
+    first = np.asarray(store.get(segments[0]["object"])["codes"]) if segments else np.empty(0)
+    found = np.empty((len(ids), *first.shape[1:]), first.dtype)
+    read = (store.get(one["object"]) for one in segments)
+    try:
+        read_rows(((np.asarray(one["ids"]), np.asarray(one["codes"])) for one in read), ids, found)
+    except GraspError as error:
+        raise GraspError(f"the workspace is incomplete: {error}; use `graspcl undo`") from error
+    return found if segments else None

@@ -24,16 +24,14 @@ from typing import IO, Any
 
 from graspcl.errors import GraspError
 from graspcl.integrity import Damaged
-from graspcl.state import drop_unfinished, load_state, pack_state, sync_folder, write_whole
+from graspcl.objects import Objects, names_in
+from graspcl.state import drop_unfinished, sync_folder
 from graspcl.workspace import journal as journals
 from graspcl.workspace.journal import Entry, Journal, Version
 from graspcl.workspace.lock import hold
 
 DATABASE, BACKUP, OBJECTS, LOCK = "workspace.db", "workspace.backup", "objects", "lock"
 _OWN_FILES = re.compile(rf"({DATABASE}|{BACKUP})(\.\d+\.part|-journal)?|{OBJECTS}|{LOCK}")
-_NAME = re.compile(r"object:([0-9a-f]{32})")
-_QUOTED = re.compile(rf'"({_NAME.pattern})"')
-_PIECE = 1 << 22  # bytes that are read at a time to verify a file
 
 
 class Store:
@@ -52,7 +50,7 @@ class Store:
     """
 
     def __init__(self, folder: Path, journal: Journal, lock: IO[bytes] | None, problems: list[str]) -> None:
-        self.folder = folder
+        self.folder, self._objects = folder, Objects(folder / OBJECTS)
         self.problems = problems  # why it cannot be written, if it is damaged
         self._journal = journal
         self._lock = lock
@@ -150,10 +148,7 @@ class Store:
         Raises:
             GraspError: the file is missing or damaged.
         """
-        path = self._path(name)
-        if fault := _fault(path, name):
-            raise GraspError(f"{path} {fault}")
-        return load_state(path)
+        return self._objects.get(name)
 
     def last_good(self, *parts: str) -> Version:
         """Return the newest version whose objects are sound.
@@ -197,18 +192,8 @@ class Store:
             GraspError: the disk is full, or the workspace cannot be written.
         """
         self._check_writable()
-        content = pack_state(state)
-        name = f"object:{_digest([content])}"
-        path = self._path(name)
         with _disk_errors(self.folder):
-            if not path.parent.is_dir():
-                path.parent.mkdir(parents=True)
-                sync_folder(path.parent.parent)
-            if _fault(path, name):
-                write_whole(path, lambda file: file.write(content))
-            else:  # a killed process may have left it before its name was on the disk
-                sync_folder(path.parent)
-        return name
+            return self._objects.put(state)
 
     def commit(
         self, verb: str, summary: dict[str, Any], manifest: dict[str, Any], drop_history: bool = False
@@ -233,9 +218,9 @@ class Store:
         number = 1 + max((entry.head for entry in self._journal.entries if entry.head is not None), default=-1)
         plain = [json.loads(json.dumps(value)) for value in (summary, manifest)]
         version = Version(number, parent, verb, _now(), *plain)
-        missing = [name for name in _names(version.manifest) if not self._path(name).is_file()]
+        missing = [name for name in _names(version.manifest) if not self._objects.path(name).is_file()]
         if missing:
-            self._refuse(f"{self._path(missing[0])} is missing, which the new version names")
+            self._refuse(f"{self._objects.path(missing[0])} is missing, which the new version names")
         kept = {number: version} if drop_history else {**self._journal.versions, number: version}
         changed = replace(self._journal, versions=kept, unclean=self._journal.unclean or drop_history)
         self._advance(changed.then(version.time, verb, number))
@@ -276,16 +261,10 @@ class Store:
         kept = {version.number: version for version in self.versions()}
         if kept.keys() != self._journal.versions.keys():
             self._advance(replace(self._journal, versions=kept, unclean=True))
-        named = {self._path(name) for version in kept.values() for name in _names(version.manifest)}
-        freed = 0
         with _disk_errors(self.folder):
             journals.back_up(self.folder / DATABASE, self.folder / BACKUP)  # it must not name what goes
-            for folder in (self.folder, *(self.folder / OBJECTS).glob("*")):
-                drop_unfinished(folder)
-            for path in (self.folder / OBJECTS).glob("*/*"):
-                if path not in named:
-                    freed += path.stat().st_size
-                    path.unlink()
+            drop_unfinished(self.folder)
+            freed = self._objects.keep(name for version in kept.values() for name in _names(version.manifest))
         if self._journal.unclean:
             self._advance(replace(self._journal, unclean=False))
         return freed
@@ -316,15 +295,9 @@ class Store:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _path(self, name: str) -> Path:
-        found = _NAME.fullmatch(name)
-        if found is None:
-            raise GraspError(f"this is not the name of an object: {name!r}")
-        return self.folder / OBJECTS / found[1][:2] / f"{found[1]}.safetensors"
-
     def _faults(self, names: Iterable[str]) -> list[str]:
-        paths = {name: self._path(name) for name in names}
-        return [f"{path} {fault}" for name, path in paths.items() if (fault := _fault(path, name))]
+        found = {name: self._objects.fault(name) for name in names}
+        return [f"{self._objects.path(name)} {fault}" for name, fault in found.items() if fault]
 
     def _check_writable(self) -> None:
         if self.problems:
@@ -387,30 +360,9 @@ def _read(folder: Path, pages: bool) -> tuple[Journal, list[str]]:
     raise GraspError(f"nothing of the workspace can be read: {'; '.join(problems)}; restore it from a copy")
 
 
-def _fault(path: Path, name: str) -> str:
-    """What is wrong with the file of an object; nothing if it is sound."""
-    try:
-        with open(path, "rb") as file:
-            found = _digest(iter(lambda: file.read(_PIECE), b""))
-    except FileNotFoundError:
-        return "is missing"
-    except OSError as error:
-        return f"cannot be read: {error.strerror}"
-    return "" if name == f"object:{found}" else "is damaged: its content does not match its name"
-
-
-def _digest(pieces: Iterable[bytes]) -> str:
-    import xxhash
-
-    digest = xxhash.xxh3_128()
-    for piece in pieces:
-        digest.update(piece)
-    return digest.hexdigest()
-
-
 def _names(manifest: dict[str, Any]) -> Iterator[str]:
     """The objects that a manifest names."""
-    return (found[1] for found in _QUOTED.finditer(json.dumps(manifest)))
+    return names_in(json.dumps(manifest))
 
 
 def _now() -> str:

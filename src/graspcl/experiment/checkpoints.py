@@ -1,0 +1,171 @@
+"""How checkpoints are written: the codes of stored samples in segments, and all of it while training goes on.
+
+A code never changes while its sample is stored, and codes are nearly all of a checkpoint. So they are written once, in
+immutable files ("segments") that several checkpoints name. Training does not change them either: a thread reads them
+where they lie, and only what changes the buffer has to wait until it has read them.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from graspcl.checks import Array
+from graspcl.errors import GraspError
+from graspcl.objects import Objects, Positions, names_in, read_rows, reusable
+
+_SEGMENT = 1 << 25  # bytes of codes in a segment, which are copied while it is written
+_DEAD = 0.5  # share of a segment that is no longer stored, above which its other samples are written again
+
+
+class Stored(NamedTuple):
+    """Samples of a buffer: their births [n] and codes [n, …]."""
+
+    births: Array
+    codes: Array
+
+
+class Segments:
+    """The codes of stored samples in a folder, by birth."""
+
+    def __init__(self, folder: Path) -> None:
+        self.objects = Objects(folder)
+        self._births: dict[str, Array] = {}  # of the samples in each segment that the last checkpoint names
+
+    def write(self, stored: Stored) -> dict[str, Any]:
+        """Write the codes that no segment has; return what a checkpoint needs to know. Call `settle` afterwards."""
+        births, codes = stored
+        names, missing = reusable(self._births, births, _DEAD)
+        known = {name: self._births[name] for name in names}
+        rows = np.flatnonzero(missing)
+        each = max(1, _SEGMENT // max(1, math.prod(codes.shape[1:]) * codes.itemsize))
+        for begin in range(0, len(rows), each):
+            some = rows[begin : begin + each]
+            known[self.objects.stage({"births": births[some], "codes": codes[some]})] = births[some]
+        self._births = known
+        return {"names": list(known), "shape": list(codes.shape), "dtype": codes.dtype.str}
+
+    def settle(self) -> None:
+        """Write all segments to the disk."""
+        self.objects.settle()
+
+    def keep(self, states: Iterable[Path]) -> None:
+        """Delete the segments that none of these checkpoints names."""
+        self.objects.keep(name for state in states for name in names_in(_header(state)))
+
+    def open(self, written: dict[str, Any], births: Array) -> SegmentedCodes:
+        """Verify what `write` returned, and return the codes of samples with these births [n]."""
+        for name in written["names"]:
+            if fault := self.objects.fault(name):
+                raise GraspError(f"{self.objects.path(name)} {fault}")
+        codes = SegmentedCodes(self.objects, written, births)
+        self._births = {name: codes.births_in(name) for name in written["names"]}
+        positions, there = Positions(births), np.zeros(len(births), bool)
+        for own in self._births.values():
+            found = positions.of(own)
+            there[found[found >= 0]] = True
+        if not there.all():
+            raise GraspError(f"{self.objects.folder} lacks the codes of {int((~there).sum())} samples")
+        return codes
+
+
+class SegmentedCodes:
+    """Codes [n, …] in segments. They are read when they are used, one segment at a time."""
+
+    def __init__(self, objects: Objects, written: dict[str, Any], births: Array) -> None:
+        self._objects, self._names, self._births = objects, written["names"], births
+        self.shape: tuple[int, ...] = tuple(written["shape"])
+        self.dtype: np.dtype[Any] = np.dtype(written["dtype"])
+
+    def births_in(self, name: str) -> Array:
+        """Return the births [m] of the samples in a segment."""
+        return np.asarray(self._objects.get(name)["births"])
+
+    def read_into(self, codes: Array) -> None:
+        """Read all codes into the first rows of an array."""
+        states = (self._objects.get(name) for name in self._names)
+        read_rows(((np.asarray(one["births"]), np.asarray(one["codes"])) for one in states), self._births, codes)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, which: Any) -> Array:
+        if isinstance(which, slice) and not len(range(*which.indices(len(self)))):
+            return np.empty((0, *self.shape[1:]), self.dtype)
+        rows: Array = np.asarray(self)[which]
+        return rows
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        codes = np.empty(self.shape, self.dtype)
+        self.read_into(codes)
+        return codes.astype(dtype or self.dtype, copy=False)
+
+
+def _header(state: Path) -> str:
+    """Return the header of a safetensors file; nothing if it is damaged."""
+    try:
+        with open(state, "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            return file.read(min(length, state.stat().st_size)).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+class Background:
+    """Makes one call at a time in a thread. The call gets a function, to be called when it has read what may change."""
+
+    def __init__(self) -> None:
+        self._thread: Thread | None = None
+        self._read = Event()
+        self._error: BaseException | None = None
+        self._read.set()
+        self.seconds = 0.0  # that the last call took
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call is under way."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self, call: Callable[[Callable[[], None]], None]) -> None:
+        """Wait for the call before, and make this one.
+
+        Raises:
+            GraspError: the call before has failed.
+        """
+        self.wait()
+        self._read.clear()
+
+        def work() -> None:
+            begin = time.perf_counter()
+            try:
+                call(self._read.set)
+            except BaseException as error:  # raised again where it is waited for
+                self._error = error
+            finally:
+                self._read.set()
+                self.seconds = time.perf_counter() - begin
+
+        self._thread = Thread(target=work, name="checkpoint")
+        self._thread.start()
+
+    def wait_until_read(self) -> None:
+        """Wait until the call has read what may change."""
+        self._read.wait()
+
+    def wait(self) -> None:
+        """Wait for the call.
+
+        Raises:
+            GraspError: it has failed.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread, error, self._error = None, self._error, None
+            if error is not None:
+                raise error

@@ -1,0 +1,184 @@
+"""Immutable states in a folder, each named by its content; and rows of arrays in such states.
+
+A file is ab/ab….safetensors, after the xxh3-128 of its bytes. What names it may be another file, written afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graspcl.checks import Array
+from graspcl.errors import GraspError
+from graspcl.state import drop_unfinished, load_state, pack_state, sync_folder, writing
+
+_NAME = re.compile(r"object:([0-9a-f]{32})")
+_PIECE = 1 << 22  # bytes that are read at a time to verify a file
+
+
+class Objects:
+    """The states in `folder`. Equal states are stored once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._staged: dict[Path, Path] = {}  # files that are not yet synced, and their places
+        self._unsynced: set[Path] = set()  # folders with new names
+
+    def put(self, state: dict[str, Any]) -> str:
+        """Store a state and return its name. When it returns, the state is on the disk."""
+        name = self.stage(state)
+        self.settle()
+        return name
+
+    def stage(self, state: dict[str, Any]) -> str:
+        """As `put`, but the state is on the disk after `settle`. Its arrays may change in between."""
+        parts = pack_state(state)
+        name = f"object:{_digest(parts)}"
+        path = self.path(name)
+        if not path.parent.is_dir():
+            path.parent.mkdir(parents=True)
+            self._unsynced.add(path.parent.parent)
+        self._unsynced.add(path.parent)  # also of a file that is there: a killed process may have left it unsynced
+        if self.fault(name):
+            part = path.with_name(f"{path.name}.{os.getpid()}.part")
+            with writing(part) as file:
+                file.writelines(parts)
+            self._staged[path] = part
+        return name
+
+    def settle(self) -> None:
+        """Write what is staged to the disk."""
+        staged, self._staged = self._staged, {}
+        folders, self._unsynced = self._unsynced, set()
+        for path, part in staged.items():
+            with writing(part, "r+b") as file:
+                os.fsync(file.fileno())
+                os.replace(part, path)
+        for folder in folders:
+            sync_folder(folder)
+
+    def get(self, name: str) -> dict[str, Any]:
+        """Return the state that was stored under this name.
+
+        Raises:
+            GraspError: the file is missing or damaged.
+        """
+        path = self.path(name)
+        if fault := self.fault(name):
+            raise GraspError(f"{path} {fault}")
+        return load_state(path)
+
+    def path(self, name: str) -> Path:
+        """Return the file of an object."""
+        found = _NAME.fullmatch(name)
+        if found is None:
+            raise GraspError(f"this is not the name of an object: {name!r}")
+        return self.folder / found[1][:2] / f"{found[1]}.safetensors"
+
+    def fault(self, name: str) -> str:
+        """What is wrong with the file of an object; nothing if it is sound."""
+        try:
+            with open(self.path(name), "rb") as file:
+                found = _digest(iter(lambda: file.read(_PIECE), b""))
+        except FileNotFoundError:
+            return "is missing"
+        except OSError as error:
+            return f"cannot be read: {error.strerror}"
+        return "" if name == f"object:{found}" else "is damaged: its content does not match its name"
+
+    def keep(self, names: Iterable[str]) -> int:
+        """Delete all objects but these, and the partial files of killed processes; return how many bytes."""
+        kept, freed = {self.path(name) for name in names}, 0
+        for folder in self.folder.glob("*"):
+            drop_unfinished(folder)
+        for path in self.folder.glob("*/*"):
+            if path not in kept:
+                freed += path.stat().st_size
+                path.unlink()
+        return freed
+
+    def clear(self) -> None:
+        """Delete all objects and the folder."""
+        self.keep(())
+        with contextlib.suppress(OSError):  # there is none, or it has other files
+            for folder in (*self.folder.glob("*"), self.folder):
+                folder.rmdir()
+
+
+def names_in(text: str) -> Iterator[str]:
+    """The objects that a text names."""
+    return (found[0] for found in _NAME.finditer(text))
+
+
+def _digest(pieces: Iterable[Any]) -> str:
+    import xxhash
+
+    digest = xxhash.xxh3_128()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+
+class Positions:
+    """Finds integers in `keys` [n], which are distinct.
+
+    >>> Positions(np.array([7, 3, 5])).of(np.array([5, 6, 7])).tolist()
+    [2, -1, 0]
+    """
+
+    def __init__(self, keys: Array) -> None:
+        self._order = np.argsort(keys)
+        self._sorted = keys[self._order]
+
+    def of(self, wanted: Array) -> Array:
+        """Return where each of `wanted` [m] is in the keys; -1 if it is not there."""
+        if not len(self._sorted):
+            return np.full(len(wanted), -1)
+        place = np.minimum(np.searchsorted(self._sorted, wanted), len(self._sorted) - 1)
+        return np.where(self._sorted[place] == wanted, self._order[place], -1)
+
+
+def reusable(segments: Mapping[str, Array], keys: Array, dead: float) -> tuple[list[str], Array]:
+    """Return which segments to keep for the rows with `keys` [n], and which rows are in none of them, bool [n].
+
+    Args:
+        segments: the keys in each segment, by its name.
+        keys: of all rows, distinct.
+        dead: a segment in which more than this share of rows is no longer wanted is not kept.
+    """
+    positions, kept, missing = Positions(keys), [], np.ones(len(keys), bool)
+    for name, own in segments.items():
+        found = positions.of(own)
+        if (found < 0).mean() <= dead:
+            kept.append(name)
+            missing[found[found >= 0]] = False
+    return kept, missing
+
+
+def read_rows(segments: Iterable[tuple[Array, Array]], keys: Array, out: Array) -> None:
+    """Read the rows [n, …] with `keys` [n], which are distinct, into the first rows of `out`.
+
+    Args:
+        segments: keys [m] and rows [m, …] of each, read one after the other.
+        keys: of the wanted rows.
+        out: where the rows are put.
+
+    Raises:
+        GraspError: rows are missing.
+    """
+    positions, missing = Positions(keys), np.ones(len(keys), bool)
+    for own, rows in segments:
+        place = positions.of(own)
+        here = place >= 0
+        out[place[here]], missing[place[here]] = rows[here], False
+    if missing.any():
+        raise GraspError(f"the codes of {int(missing.sum())} samples are lost")

@@ -1,0 +1,174 @@
+"""Checkpoints in segments: only what is new is written, older ones stay valid, and training changes none of it."""
+
+import os
+from pathlib import Path
+from threading import Event
+
+import numpy as np
+import pytest
+from killing import make_photos
+from test_robustness import settings
+
+from graspcl.errors import GraspError
+from graspcl.experiment import runner
+from graspcl.experiment.checkpoints import Background, Segments, Stored
+from graspcl.experiment.folder import RunFolder
+from graspcl.settings import change
+
+
+def stored(births) -> Stored:
+    births = np.asarray(births)
+    return Stored(births, (births[:, None] * np.ones(8)).astype(np.uint8))
+
+
+def save(place: RunFolder, births, update: int = 0) -> None:
+    buffer = {"columns": {"births": np.asarray(births)}}
+    place.save_checkpoint({"stream": update, "learner": {"buffer": buffer}}, stored(births))
+
+
+def load(place: RunFolder, said: list[str]):
+    state = RunFolder(place.path).load_checkpoint(said.append)
+    assert [*state["learner"]["buffer"]["columns"]] == ["codes", "births"]  # as in a buffer that was never saved
+    return state["stream"], np.asarray(state["learner"]["buffer"]["columns"]["codes"])[:, 0].tolist()
+
+
+def segments(place: RunFolder) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in place.path.glob("codes/*/*")}
+
+
+def rows(path: Path) -> int:
+    from graspcl.state import load_state
+
+    return len(load_state(path)["births"])
+
+
+def test_only_new_samples_are_written_and_codes_come_back_in_the_order_of_slots(tmp_path):
+    place, said = RunFolder(tmp_path), []
+    save(place, range(20))
+    (first,) = before = segments(place)
+    save(place, [*range(100, 101), *range(1, 20)], 1)  # a newcomer in slot 0
+    after = segments(place)
+    assert after.pop(first) == before[first] and [rows(path) for path in after] == [1]
+    assert load(place, said) == (1, [100, *range(1, 20)]) and said == []
+
+
+def test_a_resumed_run_knows_what_is_written(tmp_path):
+    save(RunFolder(tmp_path), range(20))
+    place = RunFolder(tmp_path)
+    place.load_checkpoint(lambda said: None)
+    before = segments(place)
+    save(place, range(20), 1)
+    assert segments(place) == before
+
+
+def test_the_rest_of_a_segment_is_written_again_when_most_of_it_is_gone(tmp_path):
+    place = RunFolder(tmp_path)
+    save(place, range(20))
+    save(place, [9, *range(50, 61)], 1)
+    assert sorted(map(rows, segments(place))) == [12, 20]  # the checkpoint before needs the old one
+    save(place, [9, *range(50, 61)], 2)
+    assert [*map(rows, segments(place))] == [12] and load(place, [])[0] == 2
+
+
+def test_large_codes_are_divided(tmp_path, monkeypatch):
+    monkeypatch.setattr("graspcl.experiment.checkpoints._SEGMENT", 8 * 6)
+    place = RunFolder(tmp_path)
+    save(place, range(20))
+    assert sorted(map(rows, segments(place))) == [2, 6, 6, 6] and load(place, []) == (0, [*range(20)])
+
+
+@pytest.mark.parametrize("how", ["damaged", "missing"])
+def test_a_bad_segment_is_told_of_and_the_checkpoint_before_is_used(tmp_path, how):
+    place, said = RunFolder(tmp_path), []
+    save(place, range(20))
+    old = segments(place)
+    save(place, range(24), 1)
+    (new,) = segments(place).keys() - old.keys()
+    new.write_bytes(new.read_bytes()[:-1] + b"?") if how == "damaged" else new.unlink()
+    assert load(place, said) == (0, [*range(20)])
+    (line,) = said
+    assert f"{new} is {how}" in line and "000002.safetensors" in line and line.endswith("trying the previous one")
+
+
+def test_codes_may_change_when_they_are_read_and_the_checkpoint_has_those_of_before(tmp_path, monkeypatch):
+    """The disk is slower than training: the buffer changes before anything is synced."""
+    place, codes, changed = RunFolder(tmp_path), np.arange(20, dtype=np.uint8)[:, None], Event()
+    sync = os.fsync
+    monkeypatch.setattr("os.fsync", lambda file: changed.wait(60) and sync(file))
+    state = {"stream": 0, "learner": {"buffer": {"columns": {"births": np.arange(20)}}}}
+    writer = Background()
+    writer.start(lambda read: place.save_checkpoint(state, Stored(np.arange(20), codes), read))
+    writer.wait_until_read()
+    assert writer.busy
+    codes[:] = 0
+    changed.set()
+    writer.wait()
+    assert load(place, []) == (0, [*range(20)])
+
+
+def test_what_fails_in_the_background_is_raised_where_it_is_waited_for(tmp_path):
+    def fails(read):
+        raise GraspError("the disk is full")
+
+    writer = Background()
+    writer.start(fails)
+    writer.wait_until_read()
+    with pytest.raises(GraspError, match="the disk is full"):
+        writer.wait()
+    writer.wait()
+
+
+def test_a_finished_run_keeps_no_segments(tmp_path):
+    place = RunFolder(tmp_path)
+    save(place, range(20))
+    place.drop_checkpoints()
+    assert not [*tmp_path.glob("codes")]
+
+
+def test_segments_share_what_is_equal(tmp_path):
+    one, other = Segments(tmp_path), Segments(tmp_path)
+    assert one.write(stored(range(4)))["names"] == other.write(stored(range(4)))["names"]
+
+
+class Late(Background):
+    """Does all its work at the last moment."""
+
+    call = None
+
+    @property
+    def busy(self):
+        return False
+
+    def start(self, call):
+        self.wait()
+        self.call = call
+
+    def wait_until_read(self):
+        call, self.call = self.call, None
+        if call is not None:
+            call(lambda: None)
+
+    wait = wait_until_read
+
+
+def test_a_run_changes_its_buffer_only_after_its_codes_were_read(tmp_path, monkeypatch):
+    """However late a checkpoint is written, it has the codes and weights of the update at which it was due."""
+    monkeypatch.setenv("GRASPCL_CACHE", str(tmp_path / "cache"))
+    written, save = [], RunFolder.save_checkpoint
+
+    class Noted(Stored):
+        def __init__(self, births, codes):
+            self.then = codes.copy()
+
+    def saved(self, state, stored=None, read=lambda: None):
+        if stored is not None:
+            written.append(np.array_equal(stored.codes, stored.then))
+            assert np.array_equal(stored.births, state["learner"]["buffer"]["columns"]["births"])
+        save(self, state, stored, read)
+
+    monkeypatch.setattr(runner, "Background", Late)
+    monkeypatch.setattr(runner, "Stored", Noted)
+    monkeypatch.setattr(RunFolder, "save_checkpoint", saved)
+    config = change(settings(make_photos(tmp_path / "photos")), {"checkpoint.seconds": 1e-9, "buffer.capacity": 12})
+    runner.run(config, tmp_path / "run")
+    assert len(written) > 6 and all(written)
