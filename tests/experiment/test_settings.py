@@ -21,7 +21,7 @@ from graspcl.data import Samples
 from graspcl.errors import GraspError
 from graspcl.experiment.folder import RunFolder
 from graspcl.experiment.prepare import arrange, open_data
-from graspcl.learner import Optimiser
+from graspcl.learner import Aligned, Optimiser
 from graspcl.model import Execution
 from graspcl.settings import Config, Part, change, from_plain, preset
 from graspcl.settings.config import BaseConfig, BufferConfig, ExecutionConfig, OptimiserConfig, StopConfig, as_plain
@@ -132,11 +132,14 @@ def test_the_order_of_options_does_not_matter():
 
 
 def test_a_group_stands_for_its_first_setting():
-    config = change(Config(), {"data": "/photos/year=2020", "buffer": "0.2GB", "stop": 3, "optimiser": "adamw"})
+    config = change(Config(), {"data": "/photos/year=2020", "buffer": "0.2GB", "stop": 3, "optimiser": "sgd"})
     assert config.data.path == "/photos/year=2020" and config.buffer.capacity == "0.2GB"
-    assert config.stop.patience == 3 and config.optimiser == OptimiserConfig("adamw")
-    several = change(Config(), {"optimiser": "lr=0.5, momentum=0", "data": {"pixels": 64, "path": "x"}})
-    assert several.optimiser == OptimiserConfig(lr=0.5, momentum=0.0) and several.data.pixels == 64
+    assert config.stop.patience == 3 and config.optimiser == dataclasses.replace(Config.optimiser, name="sgd")
+    several = change(Config(), {"optimiser": "name=sgd, lr=0.5, momentum=0", "data": {"pixels": 64, "path": "x"}})
+    assert (
+        several.optimiser == dataclasses.replace(Config.optimiser, name="sgd", lr=0.5, momentum=0.0)
+        and several.data.pixels == 64
+    )
     assert change(preset("groceries"), {"base.optimiser": "none"}).base.optimiser is None
     assert change(preset("groceries"), {"buffer": "none"}).buffer.capacity is None
     kept = change(change(Config(), {"optimiser.lr": 0.3}), {"optimiser": "adamw"})
@@ -586,6 +589,16 @@ class Blobs(Samples[torch.Tensor]):
 def test_groups_have_the_defaults_of_what_they_make():
     assert vars(OptimiserConfig()) == vars(Optimiser())
     assert vars(ExecutionConfig()) == vars(Execution())
+
+
+def test_the_default_learner_is_the_one_of_the_presets_with_its_optimiser():
+    assert Config().learner == preset("images").learner == preset("texts").learner
+    assert Config().optimiser == preset("images").optimiser == preset("texts").optimiser
+    assert vars(Config().optimiser) == vars(Aligned.optimiser_by_default)
+    assert from_plain({"optimiser": {"lr": 0.5}}).optimiser == dataclasses.replace(
+        Config.optimiser, lr=0.5
+    )  # the others as usual
+    assert from_plain({"base": {"optimiser": {"lr": 0.5}}}).base.optimiser == OptimiserConfig(lr=0.5)
 
 
 def test_settings_load_no_torch():

@@ -200,12 +200,12 @@ class Config:
     """All settings of one run; `log` lists loggers: tensorboard, wandb, mlflow, separated by commas.
 
     >>> Config(policy=Part("uniform_balanced", {"replace": False})).label
-    'siesta + uniform_balanced(replace=False)'
+    'aligned + uniform_balanced(replace=False)'
     """
 
     name: str = "run"
     policy: Part = Part("grasp")
-    learner: Part = Part("siesta")
+    learner: Part = Part("aligned")
     rehearsal: Literal["latent", "veridical"] = "latent"
     seed: Natural = 0
     log: str | None = None
@@ -216,7 +216,7 @@ class Config:
     base: BaseConfig = BaseConfig()
     buffer: BufferConfig = BufferConfig()
     budget: BudgetConfig = BudgetConfig()
-    optimiser: OptimiserConfig = OptimiserConfig()
+    optimiser: OptimiserConfig = OptimiserConfig("adamw", 3e-4, weight_decay=0.01, layer_decay=1.0, schedule="linear")
     stop: StopConfig = StopConfig()
     measure: MeasureConfig = MeasureConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -247,7 +247,7 @@ class Config:
     @property
     def rehearses(self) -> bool:
         """Return whether the learner rehearses samples that the policy selects."""
-        if self.learner.name == Config.learner.name:  # the default one does; asking others loads torch
+        if self.learner.name in ("aligned", "siesta"):  # the usual ones do; asking others loads torch
             return True
         from graspcl.learner import learners
 

@@ -36,7 +36,7 @@ def grid(
     >>> len(found), str(found[-1].policy), found[-1].seed, found[0].budget.times
     (8, 'uniform_balanced(replace=False)', 1, 0.5)
     >>> [one.label for one in grid(Config(), "grasp", references="slda,er_ace")]
-    ['siesta + grasp', 'slda', 'er_ace + uniform']
+    ['aligned + grasp', 'slda', 'er_ace + uniform']
     """
     from graspcl.learner import learners
     from graspcl.policy import policies

@@ -208,8 +208,8 @@ def modern(settings: dict[str, Any]) -> dict[str, Any]:
     return {**found, "base.stages": stages}
 
 
-def _build(group: type, values: Mapping[str, Any], prefix: str = "") -> Any:
-    """Make a group of flat settings, whose names all start with `prefix`."""
+def _build(group: type, values: Mapping[str, Any], prefix: str = "", usual: Any = None) -> Any:
+    """Make a group of flat settings, whose names all start with `prefix`; those not given are as in `usual`, if any."""
     left, built = dict(values), dict[str, Any]()
     for key, kind in _kinds(group).items():
         name = prefix + key
@@ -218,7 +218,8 @@ def _build(group: type, values: Mapping[str, Any], prefix: str = "") -> Any:
             if own and type(None) in get_args(kind) and parse(own.get(f"{name}.{_first(inner)}", "")) is None:
                 built[key] = None
             elif own:
-                built[key] = _build(inner, own, f"{name}.")
+                # The optimiser of a run has other defaults than optimisers elsewhere.
+                built[key] = _build(inner, own, f"{name}.", None if inner is Part else getattr(group, key, None))
         elif get_origin(kind) is tuple and name in left:
             built[key] = _parts(left.pop(name), name)
         elif name in left:
@@ -232,7 +233,7 @@ def _build(group: type, values: Mapping[str, Any], prefix: str = "") -> Any:
             raise _unknown(prefix + wrong[0], prefix, {*_kinds(group), *taken})
     if parameters:
         built["parameters"] = parameters
-    return group(**built)
+    return group(**built) if usual is None else dataclasses.replace(usual, **built)
 
 
 def _parts(value: Any, name: str) -> tuple[Part, ...]:
