@@ -292,8 +292,7 @@ class Buffer(Guarded, Views):
     @alone
     def compress(self) -> Array:
         """Shrink an overfull buffer to its capacity as in `remove`; return the former slots of evicted samples."""
-        gone = self._shrink() if self._overfull else np.empty(0, np.int64)
-        self._overfull = False
+        gone, self._overfull = self._shrink() if self._overfull else np.empty(0, np.int64), False
         return gone
 
     @alone

@@ -122,7 +122,9 @@ class RunFolder:
         with _disk_errors(self.path):
             for name in ("summary.json", "metrics.jsonl", "predictions.npz", "drift.npz", "failure.txt"):
                 (self.path / name).unlink(missing_ok=True)
-            self.drop_checkpoints()
+            for file in self._checkpoints():
+                self._drop(file)
+            self.segments.objects.clear()
             for file in self.path.glob("plans/session-*.npz"):
                 file.unlink()
 
