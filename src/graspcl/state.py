@@ -102,12 +102,13 @@ def copied(state: Any) -> Any:
     return state.copy() if isinstance(state, np.ndarray) else state
 
 
-def load_state(path: Path, note: Callable[[str], None] | None = None) -> dict[str, Any]:
+def load_state(path: Path, note: Callable[[str], None] | None = None, verify: bool = True) -> dict[str, Any]:
     """Read what `save_state` wrote, bit by bit the same.
 
     Args:
         path: the file.
         note: called if an earlier version wrote it without a checksum, so that it cannot be verified.
+        verify: False for a file that the caller has just verified in another way.
 
     Raises:
         GraspError: there is no such file, or it is damaged.
@@ -119,13 +120,13 @@ def load_state(path: Path, note: Callable[[str], None] | None = None) -> dict[st
     {'x': array([0, 1, 2]), 'y': {'n': 1267650600228229401496703205376, 1: [None, 0.5]}}
     """
     try:
-        tensors, header, verified = read_tensors(path)
+        tensors, header, sealed = read_tensors(path, verify)
         state: dict[str, Any] = _unflatten(header, tensors)
     except FileNotFoundError as error:
         raise GraspError(f"there is no checkpoint at {path}") from error
     except (OSError, KeyError, ValueError, TypeError, RecursionError) as error:
         raise GraspError(f"the checkpoint {path} is damaged or not written by graspcl: {error}") from error
-    if not verified and note is not None:
+    if not sealed and note is not None:
         note(f"{path} is of an earlier version and has no checksum: it is used unverified")
     return state
 
