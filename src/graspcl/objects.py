@@ -16,7 +16,7 @@ import numpy as np
 
 from graspcl.checks import Array
 from graspcl.errors import GraspError
-from graspcl.state import drop_unfinished, load_state, pack_state, sync_folder, writing
+from graspcl.state import drop_unfinished, load_state, pack_state, partial_name, sync_folder, writing
 
 _NAME = re.compile(r"object:([0-9a-f]{32})")
 _PIECE = 1 << 18  # bytes that are read at a time to verify a file; they stay in the processor's cache
@@ -46,7 +46,7 @@ class Objects:
             self._unsynced.add(path.parent.parent)
         self._unsynced.add(path.parent)  # also of a file that is there: a killed process may have left it unsynced
         if self.fault(name):
-            part = path.with_name(f"{path.name}.{os.getpid()}.part")
+            part = partial_name(path)
             with writing(part) as file:
                 file.writelines(parts)
             self._staged[path] = part

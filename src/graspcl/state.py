@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -28,12 +29,13 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 
     The content goes to a file beside `path`, is synced, and then replaces `path`. If that fails with an OSError,
     `path` is unchanged. Processes that read or map the old file keep it as it was. A device or pipe, such as
-    /dev/stdout, is not replaced: that is an OSError.
+    /dev/stdout, is not replaced: that is an OSError. A link stays, and the file that it leads to is replaced.
     """
+    path = Path(os.path.realpath(path))
     if path.exists():
         check_regular(path, os.stat(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part = partial_name(path)
     with writing(part) as file:
         write(file)
         file.flush()
@@ -42,8 +44,17 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         sync_folder(path.parent)
 
 
+def partial_name(path: Path) -> Path:
+    """Return a name for the partial file of `path` that no other writer has, in this process or another one.
+
+    >>> partial_name(Path("a")) == partial_name(Path("a"))
+    False
+    """
+    return path.with_name(f"{path.name}.{secrets.randbits(48)}.part")
+
+
 @contextlib.contextmanager
-def writing(part: Path, mode: str = "wb") -> Iterator[IO[bytes]]:
+def writing(part: Path, mode: str = "xb") -> Iterator[IO[bytes]]:
     """Open a partial file, and delete it if anything fails."""
     try:
         with open(part, mode) as file:
