@@ -147,17 +147,17 @@ def _opened(source: Stored) -> Iterator[Any]:
     """Open an image of `FORMATS`; refuse a JPEG with too many scans. Each scan takes as long as decoding all pixels."""
     from PIL import Image
 
-    with io.BytesIO(source) if isinstance(source, bytes) else open_regular(source) as file:
-        with Image.open(file, formats=FORMATS) as image:
-            if image.format in ("JPEG", "MPO"):
-                place, scans = file.tell(), 0
-                file.seek(0)
-                while piece := file.read(2**20):  # a marker across two pieces is not counted
-                    scans += piece.count(_SCAN)
-                file.seek(place)
-                if fault := beyond("scans", scans, "scans"):
-                    raise ValueError(fault)
-            yield image
+    file = io.BytesIO(source) if isinstance(source, bytes) else open_regular(source)
+    with file, Image.open(file, formats=FORMATS) as image:
+        if image.format in ("JPEG", "MPO"):
+            place, scans = file.tell(), 0
+            file.seek(0)
+            while piece := file.read(2**20):  # a marker across two pieces is not counted
+                scans += piece.count(_SCAN)
+            file.seek(place)
+            if fault := beyond("scans", scans, "scans"):
+                raise ValueError(fault)
+        yield image
 
 
 def margin(pixels: int) -> int:
