@@ -370,7 +370,7 @@ def test_a_small_parquet_file_may_not_become_large(tmp_path: Path, monkeypatch: 
     file, texts = tmp_path / "a.parquet", ["x" * 1000, "y", "y"]
     pq.write_table(pa.table({"text": texts, "label": ["a", "b", "b"], "other": [1, 2, 3]}), file)
     assert TextTable(file, test_share=0).read(range(3)) == texts
-    first, second = (field.value for field in read_column(file, "text")[1:])
+    first, second = (field.value for field in [*read_column(file, "text")][1:])
     assert first is second  # equal texts are stored once, however many there are
     monkeypatch.setenv("GRASPCL_MAX_ROWS", "2")
     with pytest.raises(GraspError, match=r"is not read: it has 3 rows, more than 2 \(set GRASPCL_MAX_ROWS"):

@@ -103,7 +103,7 @@ def test_tables_of_pieces(content: str, kind: str) -> None:
         for start in ("", "text,label\n", "text\tlabel\n"):
             file.write_bytes((start + content).encode(errors="surrogateescape"))
             read_or_refuse(lambda: TextTable(file))
-            read_or_refuse(lambda: read_column(file, "text"))
+            read_or_refuse(lambda: [*read_column(file, "text")])
 
 
 def parquet_files() -> Iterator[bytes]:

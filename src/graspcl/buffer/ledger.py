@@ -101,14 +101,14 @@ class Ledger:
 
 def reopen(
     kind: type[Buffer],
-    storage: str | Path,
+    place: str | Path,
     codec: Codec | None,
     rule: Maintenance | str | None,
     rng: np.random.Generator | int,
     padding: torch.Tensor | None,
 ) -> Buffer:
     """Return a buffer with what is stored in a folder; see `Buffer.open`."""
-    folder = made_folder(storage)
+    folder = made_folder(place)
     if folder is None:
         raise GraspError("a buffer in memory cannot be opened; give the folder of its storage")
     try:
