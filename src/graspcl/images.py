@@ -10,7 +10,7 @@ import base64
 import contextlib
 import io
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ Pixels = NDArray[np.uint8]
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 _LARGE = 16_000_000  # pixels; larger images are decoded one at a time, since each takes up to 13 bytes per pixel
 _one_large = threading.Lock()
+_SCAN = b"\xff\xda"  # the marker before each scan of a JPEG; not part of its compressed data
 _MARGIN = 256 / 224  # the shorter side before the centre crop, relative to the crop (reference: 256, then 224)
 
 
@@ -98,10 +99,10 @@ def shorter_sides(stored: Sequence[Stored]) -> NDArray[np.int64]:
     >>> shorter_sides([file.getvalue(), b"text"])
     array([200])
     """
-    opener, sides = require("PIL.Image", "images"), []
+    require("PIL.Image", "images")
+    sides = []
     for source in stored:
-        file = io.BytesIO(source) if isinstance(source, bytes) else source
-        with contextlib.suppress(Exception), opener.open(file) as image:  # the run reports what cannot be read
+        with contextlib.suppress(Exception), _opened(source) as image:  # the run reports what cannot be read
             sides.append(min(image.size))
     if not sides:
         raise GraspError("none of the images can be read")
@@ -123,12 +124,11 @@ def thumbnail(image: Pixels, most: int) -> str:
 
 def _decode(source: Source, name: str, out: Pixels, whole: bool) -> str | None:
     """Write the image to `out` [pixels, pixels, 3]. Return None, or what is wrong with the image."""
-    from PIL import Image, UnidentifiedImageError
+    from PIL import UnidentifiedImageError
 
     try:
         source = source() if callable(source) else source
-        opened = io.BytesIO(source) if isinstance(source, bytes) else open_regular(source)
-        with opened, Image.open(opened, formats=FORMATS) as image:
+        with _opened(source) as image:
             out[:] = _square(image, len(out), whole)
             return None
     except GraspError as error:  # raised by a source that is a function
@@ -140,6 +140,24 @@ def _decode(source: Source, name: str, out: Pixels, whole: bool) -> str | None:
             what = f"an image of {len(source)} bytes" if isinstance(source, bytes) else str(source)
             name = "an image" if callable(source) else what
         return f"{name} cannot be read: {reason}"
+
+
+@contextlib.contextmanager
+def _opened(source: Stored) -> Iterator[Any]:
+    """Open an image of `FORMATS`; refuse a JPEG with too many scans. Each scan takes as long as decoding all pixels."""
+    from PIL import Image
+
+    file = io.BytesIO(source) if isinstance(source, bytes) else open_regular(source)
+    with file, Image.open(file, formats=FORMATS) as image:
+        if image.format in ("JPEG", "MPO"):
+            place, scans = file.tell(), 0
+            file.seek(0)
+            while piece := file.read(2**20):  # a marker across two pieces is not counted
+                scans += piece.count(_SCAN)
+            file.seek(place)
+            if fault := beyond("scans", scans, "scans"):
+                raise ValueError(fault)
+        yield image
 
 
 def margin(pixels: int) -> int:

@@ -156,8 +156,12 @@ def pack_tensors(tensors: Mapping[str, torch.Tensor | Array], header: dict[str, 
     return b"".join(tensor_parts(tensors, header))
 
 
-def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any], bool]:
-    """Read a safetensors file; return its tensors, the header of `pack_tensors` if any, and whether it is verified.
+def read_tensors(path: Path, verify: bool = True) -> tuple[dict[str, torch.Tensor], dict[str, Any], bool]:
+    """Read a safetensors file; return its tensors, the header of `pack_tensors` if any, and whether it has a checksum.
+
+    Args:
+        path: the file.
+        verify: compare the content with the checksum. Not needed for a file that was verified as a whole.
 
     Raises:
         Damaged: it is no such file, or does not match its checksum.
@@ -174,7 +178,7 @@ def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any], b
         expected = header.pop(_KEY, None)  # none in files of other programs and of earlier versions
     except (SafetensorError, ValueError, TypeError, AttributeError, RuntimeError, OverflowError, MemoryError) as error:
         raise Damaged(str(error) or type(error).__name__) from error
-    if expected is not None:
+    if verify and expected is not None:
         before = text.rpartition(f', "{_KEY}": ')[0] + "}"  # as it was written; to write it again would take longer
         if expected != _tensor_checksum(tensors, before):
             raise Damaged(_DIFFERS)

@@ -16,6 +16,7 @@ from graspcl.errors import GraspError
 TEXT = 100_000  # characters of a text that are used; fixed, since what is cut decides what is learned
 DEFAULTS = {
     "pixels": 50_000_000,  # of an image, as it is decoded
+    "scans": 100,  # of a JPEG; progressive ones have about 10
     "file": 256 * 2**20,  # bytes of an image or list, unpacked
     "ratio": 100,  # bytes unpacked per byte of a zip or Parquet file
     "table": 8 * 2**30,  # bytes of a table

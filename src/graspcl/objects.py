@@ -16,10 +16,10 @@ import numpy as np
 
 from graspcl.checks import Array
 from graspcl.errors import GraspError
-from graspcl.state import drop_unfinished, load_state, pack_state, sync_folder, writing
+from graspcl.state import drop_unfinished, load_state, pack_state, partial_name, sync_folder, writing
 
 _NAME = re.compile(r"object:([0-9a-f]{32})")
-_PIECE = 1 << 22  # bytes that are read at a time to verify a file
+_PIECE = 1 << 18  # bytes that are read at a time to verify a file; they stay in the processor's cache
 
 
 class Objects:
@@ -46,7 +46,7 @@ class Objects:
             self._unsynced.add(path.parent.parent)
         self._unsynced.add(path.parent)  # also of a file that is there: a killed process may have left it unsynced
         if self.fault(name):
-            part = path.with_name(f"{path.name}.{os.getpid()}.part")
+            part = partial_name(path)
             with writing(part) as file:
                 file.writelines(parts)
             self._staged[path] = part
@@ -63,16 +63,16 @@ class Objects:
         for folder in folders:
             sync_folder(folder)
 
-    def get(self, name: str) -> dict[str, Any]:
-        """Return the state that was stored under this name.
+    def get(self, name: str, verify: bool = True) -> dict[str, Any]:
+        """Return the state that was stored under this name; verify its content, unless the caller has just done so.
 
         Raises:
             GraspError: the file is missing or damaged.
         """
         path = self.path(name)
-        if fault := self.fault(name):
+        if fault := self.fault(name) if verify else "":
             raise GraspError(f"{path} {fault}")
-        return load_state(path)
+        return load_state(path, verify=False)  # the name is a checksum of the whole file
 
     def path(self, name: str) -> Path:
         """Return the file of an object."""
@@ -84,8 +84,9 @@ class Objects:
     def fault(self, name: str) -> str:
         """What is wrong with the file of an object; nothing if it is sound."""
         try:
-            with open(self.path(name), "rb") as file:
-                found = _digest(iter(lambda: file.read(_PIECE), b""))
+            with open(self.path(name), "rb", buffering=0) as file:
+                piece = memoryview(bytearray(_PIECE))
+                found = _digest(piece[:read] for read in iter(lambda: file.readinto(piece), 0))
         except FileNotFoundError:
             return "is missing"
         except OSError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -28,12 +29,13 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 
     The content goes to a file beside `path`, is synced, and then replaces `path`. If that fails with an OSError,
     `path` is unchanged. Processes that read or map the old file keep it as it was. A device or pipe, such as
-    /dev/stdout, is not replaced: that is an OSError.
+    /dev/stdout, is not replaced: that is an OSError. A link stays, and the file that it leads to is replaced.
     """
+    path = Path(os.path.realpath(path))
     if path.exists():
         check_regular(path, os.stat(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part = partial_name(path)
     with writing(part) as file:
         write(file)
         file.flush()
@@ -42,8 +44,17 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         sync_folder(path.parent)
 
 
+def partial_name(path: Path) -> Path:
+    """Return a name for the partial file of `path` that no other writer has, in this process or another one.
+
+    >>> partial_name(Path("a")) == partial_name(Path("a"))
+    False
+    """
+    return path.with_name(f"{path.name}.{secrets.randbits(48)}.part")
+
+
 @contextlib.contextmanager
-def writing(part: Path, mode: str = "wb") -> Iterator[IO[bytes]]:
+def writing(part: Path, mode: str = "xb") -> Iterator[IO[bytes]]:
     """Open a partial file, and delete it if anything fails."""
     try:
         with open(part, mode) as file:
@@ -102,12 +113,13 @@ def copied(state: Any) -> Any:
     return state.copy() if isinstance(state, np.ndarray) else state
 
 
-def load_state(path: Path, note: Callable[[str], None] | None = None) -> dict[str, Any]:
+def load_state(path: Path, note: Callable[[str], None] | None = None, verify: bool = True) -> dict[str, Any]:
     """Read what `save_state` wrote, bit by bit the same.
 
     Args:
         path: the file.
         note: called if an earlier version wrote it without a checksum, so that it cannot be verified.
+        verify: False for a file that the caller has just verified in another way.
 
     Raises:
         GraspError: there is no such file, or it is damaged.
@@ -119,13 +131,13 @@ def load_state(path: Path, note: Callable[[str], None] | None = None) -> dict[st
     {'x': array([0, 1, 2]), 'y': {'n': 1267650600228229401496703205376, 1: [None, 0.5]}}
     """
     try:
-        tensors, header, verified = read_tensors(path)
+        tensors, header, sealed = read_tensors(path, verify)
         state: dict[str, Any] = _unflatten(header, tensors)
     except FileNotFoundError as error:
         raise GraspError(f"there is no checkpoint at {path}") from error
     except (OSError, KeyError, ValueError, TypeError, RecursionError) as error:
         raise GraspError(f"the checkpoint {path} is damaged or not written by graspcl: {error}") from error
-    if not verified and note is not None:
+    if not sealed and note is not None:
         note(f"{path} is of an earlier version and has no checksum: it is used unverified")
     return state
 

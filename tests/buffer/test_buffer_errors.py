@@ -292,3 +292,62 @@ def test_masks_and_fractions_are_no_slots(slots: Any) -> None:
         with pytest.raises(GraspError, match="slots must be integers"):
             use(slots)
     assert buffer.labels.tolist() == [5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values", "message"),
+    [
+        (np.uint8, [1, 2, 300], "1 of 3 values of column 'own' do not fit its type uint8, such as 300; nothing was"),
+        (np.int64, np.array([1, 2, 2**63], np.uint64), "1 of 3 values .* type int64, such as 9223372036854775808"),
+        (np.int64, [1, 2, 2**70], "do not fit its type int64|must be of type int64"),
+        (np.int32, [1.0, np.nan, 2.5], "2 of 3 values of column 'own' do not fit its type int32, such as nan"),
+        (np.float16, [1, 2, 1e6], "1 of 3 values of column 'own' do not fit its type float16, such as 1000000.0"),
+        (np.float32, ["a", "b", "c"], "the values of column 'own' must be of type float32"),
+        (np.float32, [[1], [2, 3], []], "the values of column 'own' must be of type float32"),
+        (np.bool_, [0, 1, 2], "1 of 3 values of column 'own' do not fit its type bool, such as 2"),
+    ],
+)
+def test_values_that_a_column_cannot_hold_are_refused(dtype: Any, values: Any, message: str) -> None:
+    buffer = Buffer(4, columns={"own": ((), dtype)})
+    with pytest.raises(GraspError, match=message):
+        buffer.insert(INPUTS, LABELS, columns={"own": values})
+    assert len(buffer) == 0
+
+
+def test_values_of_a_column_may_be_rounded_missing_or_of_another_type() -> None:
+    buffer = Buffer(4, columns={"own": ((), np.float32), "whole": ((), np.int8)})
+    buffer.insert(INPUTS, LABELS, columns={"own": [0.1, np.nan, np.inf], "whole": [1.0, 2.0, -3.0]})
+    np.testing.assert_array_equal(buffer["own"], np.array([0.1, np.nan, np.inf], np.float32))
+    assert buffer["whole"].tolist() == [1, 2, -3]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"codec": 5}, "codec must be one of graspcl.codec or None, got 5"),
+        ({"maintenance": 5}, "maintenance must be a rule or its name"),
+        ({"storage": 5}, "storage must be 'ram' or the path of a folder, got 5"),
+        ({"storage": "a\0b"}, "storage must be 'ram' or the path"),
+        ({"rng": "x"}, "rng must be a generator or a seed of at least 0, got 'x'"),
+        ({"rng": -1}, "rng must be a generator or a seed of at least 0, got -1"),
+        ({"padding": [0.0]}, "padding must be a tensor"),
+        ({"columns": ["loss"]}, r"columns must be a dictionary of name: \(shape, dtype\), got \['loss'\]"),
+        ({"columns": {"loss": np.float32}}, r"column 'loss' must be given as \(shape, dtype\)"),
+        ({"columns": {"loss": ((), "nonsense")}}, r"column 'loss' must be given as \(shape, dtype\)"),
+        ({"columns": {"loss": ((), object)}}, r"column 'loss' must be given as \(shape, dtype\)"),
+        ({"columns": {"loss": ((-1,), np.float32)}}, r"column 'loss' must be given as \(shape, dtype\)"),
+        ({"columns": {"../esc": ((), np.float32)}}, "a column must have a name of .* got '../esc'"),
+        ({"columns": {5: ((), np.float32)}}, "a column must have a name of .* got 5"),
+        ({"columns": {"counts": ((), np.float32)}}, "a column cannot be named 'counts'"),
+        ({"columns": {"code_links": ((), np.float32)}}, "a column cannot be named 'code_links'"),
+    ],
+)
+def test_odd_arguments_are_explained(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(GraspError, match=message):
+        Buffer(4, **arguments)
+
+
+@pytest.mark.parametrize("folder", [5, "ram", "", None, "a\0b"])
+def test_what_is_no_folder_is_not_opened(folder: Any) -> None:
+    with pytest.raises(GraspError, match="folder"):
+        Buffer.open(folder)

@@ -1,5 +1,6 @@
 """Buffers in folders: one owner, reopened after a crash with all that was stored completely."""
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -183,3 +184,86 @@ def test_threads_fetch_whole_samples_while_others_insert_and_remove(tmp_path, st
     finally:
         sys.setswitchinterval(before)
     assert fetched[0] > 0 and wrong == []
+
+
+@pytest.mark.parametrize("inserted", [0, 2])
+def test_a_closed_buffer_says_so(tmp_path, inserted):
+    buffer = Buffer(5, storage=tmp_path)
+    if inserted:
+        buffer.insert(*marked(range(inserted)))
+    state = buffer.state_dict()
+    buffer.close()
+    buffer.close()
+    always = (
+        lambda: buffer.insert(*marked([1])), lambda: buffer.labels, buffer.settle, buffer.state_dict,
+        lambda: buffer.load_state_dict(state),
+    )  # fmt: skip
+    stored = (lambda: buffer.fetch([0]), lambda: buffer.remove([0]), buffer.clear, lambda: buffer.nbytes)
+    for use in (*always, *(stored if inserted else ())):
+        with pytest.raises(GraspError, match=r"this buffer was closed; reopen it with Buffer.open\("):
+            use()
+    assert not inserted or len(Buffer.open(tmp_path)) == inserted
+
+
+def test_counts_are_verified(tmp_path):
+    buffer = Buffer(5, storage=tmp_path)
+    buffer.insert(*marked([0, 1, 2]))
+    buffer.settle()
+    buffer.close()
+    content = (tmp_path / "counts.npy").read_bytes()
+    (tmp_path / "counts.npy").write_bytes(content[:-16] + b"\2" + content[-15:])  # since = 2
+    with pytest.raises(GraspError, match=r"counts.npy is damaged; delete it to open the buffer with all samples count"):
+        Buffer.open(tmp_path)
+    np.save(tmp_path / "counts.npy", np.array([30, 3]))  # as earlier versions stored it
+    assert (Buffer.open(tmp_path).seen, Buffer.open(tmp_path).since) == (30, 3)
+    (tmp_path / "counts.npy").unlink()
+    assert (Buffer.open(tmp_path).seen, Buffer.open(tmp_path).since) == (3, 0)
+
+
+def mutate(content, rng):
+    """Flip a bit; or cut the file, zero or reverse 16 bytes of it, or append some."""
+    at = int(rng.integers(len(content)))
+    before, here, after = content[:at], content[at : at + 16], content[at + 16 :]
+    flipped = bytes([here[0] ^ 1 << int(rng.integers(8))]) + here[1:]
+    harmed = (flipped + after, flipped + after, b"", bytes(len(here)) + after, here[::-1] + after, here + after + here)
+    return before + harmed[rng.integers(len(harmed))]
+
+
+@pytest.mark.parametrize("padding", [None, torch.tensor([[-4.0]])], ids=["plain", "sequences"])
+def test_a_damaged_folder_is_refused_or_gives_only_what_was_stored(tmp_path, padding):
+    """In every file but the user's own columns. Rows that were damaged are left out."""
+    sound, used, rng = tmp_path / "sound", tmp_path / "used", np.random.default_rng(0)
+    buffer = Buffer(20, storage=sound, columns={"loss": ((), np.float32)}, padding=padding)
+    inputs = rng.integers(0, 9, (30, 1, 4)).astype(np.float32)
+    inputs[::3, :, 2:] = -4
+    buffer.insert(inputs, rng.integers(0, 4, 30), ids=np.arange(30) * 7)
+    buffer.settle()
+    buffer.insert(inputs[:3], [1, 2, 3])
+    kept, counts = contents(buffer), (buffer.seen, buffer.since)
+    buffer.close()
+    files, refused, left_out = sorted(path.name for path in sound.iterdir() if path.name[0] != "."), 0, 0
+    files.remove("loss.npy")
+    for number in range(100):
+        shutil.rmtree(used, ignore_errors=True)
+        shutil.copytree(sound, used)
+        file = used / files[number % len(files)]
+        file.write_bytes(mutate(file.read_bytes(), rng))
+        try:
+            again = Buffer.open(used, padding=padding)
+        except GraspError as error:
+            refused += 1
+            assert str(used) in str(error)
+            continue
+        found = contents(again)
+        assert found <= kept and (again.seen, again.since) == counts, file.name
+        left_out += len(found) < len(kept)
+        again.insert(inputs[:2], [0, 1])
+        again.close()
+    assert refused > 20 and left_out > 10
+
+
+def contents(buffer):
+    """All that is verified of each sample."""
+    inputs, _ = buffer.fetch(np.arange(len(buffer))) if len(buffer) else (torch.zeros(0), None)
+    own = zip(buffer.labels.tolist(), buffer.ids.tolist(), buffer.births.tolist(), strict=True)
+    return {(*one, code.numpy().tobytes()) for one, code in zip(own, inputs, strict=True)}

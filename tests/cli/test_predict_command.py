@@ -194,3 +194,12 @@ def test_cells_that_a_spreadsheet_would_execute_are_escaped(place, call, monkeyp
     assert [row[0] for row in rows[1:]] == [f"'{name}" for name in names]
     for name in names:
         (place / "data/red" / name).unlink()
+
+
+def test_many_bad_rows_are_counted_by_kind(call, tmp_path):
+    (tmp_path / "new.jsonl").write_text(
+        '{"text": "the bank"}\n' + '{"text": ""}\n' * 30 + '{"text": 5}\n{"text": 67}\n'
+    )
+    rows, told = call("texts", tmp_path / "new.jsonl", text="text")
+    assert len(rows) == 34 and told.count("empty text") == 21 and told.count("not a string") == 2
+    assert "10 more like this: empty text" in told and "32 of 33 inputs could not be read" in told

@@ -30,7 +30,7 @@ from graspcl.data.table_reader import read_column
 from graspcl.data.trees import FolderTree, open_tree
 from graspcl.errors import GraspError
 from graspcl.files import bounded_lines, open_regular, walk
-from graspcl.images import FORMATS, decode_images, decode_some
+from graspcl.images import FORMATS, decode_images, decode_some, shorter_sides
 from graspcl.limits import DEFAULTS, SMALL, TEXT, changed, limit
 from graspcl.model.texts import _chunks
 from graspcl.pretrain.weights import read_weights
@@ -257,6 +257,23 @@ def test_only_documented_formats_are_opened() -> None:
     assert len(images) == 0 and all(problem.endswith("it is not an image") for problem in problems)
     sound = [encoded(Image.new("RGB", (8, 8)), kind) for kind in FORMATS]
     assert len(decode_images(sound, 8)) == len(FORMATS)
+    assert len(shorter_sides([eps, *others, *sound])) == len(FORMATS)
+
+
+def test_a_jpeg_with_too_many_scans_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each scan of a progressive JPEG takes as long as decoding the image, and a few bytes are a scan."""
+    file = io.BytesIO()
+    Image.fromarray(noise(20, 16)).save(file, "JPEG", progressive=True)
+    content = file.getvalue()
+    last = content[content.rindex(b"\xff\xda") : -2]
+    many = content[:-2] + 100 * last + content[-2:]
+    assert len(decode_some([content, many], 8)[1]) == 1
+    (problem,) = decode_some([many], 8, ["many.jpg"])[2]
+    assert problem.startswith("many.jpg cannot be read: it has 1") and "scans, more than 100" in problem
+    with pytest.raises(GraspError):
+        shorter_sides([many])
+    monkeypatch.setenv("GRASPCL_MAX_SCANS", "200")
+    assert len(decode_some([many], 8)[1]) == 1
 
 
 def test_large_images_are_decoded_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,7 +370,7 @@ def test_a_small_parquet_file_may_not_become_large(tmp_path: Path, monkeypatch: 
     file, texts = tmp_path / "a.parquet", ["x" * 1000, "y", "y"]
     pq.write_table(pa.table({"text": texts, "label": ["a", "b", "b"], "other": [1, 2, 3]}), file)
     assert TextTable(file, test_share=0).read(range(3)) == texts
-    first, second = (field.value for field in read_column(file, "text")[1:])
+    first, second = (field.value for field in [*read_column(file, "text")][1:])
     assert first is second  # equal texts are stored once, however many there are
     monkeypatch.setenv("GRASPCL_MAX_ROWS", "2")
     with pytest.raises(GraspError, match=r"is not read: it has 3 rows, more than 2 \(set GRASPCL_MAX_ROWS"):

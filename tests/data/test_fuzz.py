@@ -8,6 +8,8 @@ import io
 import json
 import os
 import resource
+import subprocess
+import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
@@ -22,6 +24,7 @@ from hypothesis import strategies as st
 from picture_files import encoded, noise
 from PIL import Image
 
+from graspcl.cli.workspace import _ids
 from graspcl.codec import Half
 from graspcl.data import ImageFolder, ImageList, TextTable
 from graspcl.data.table_reader import read_column
@@ -29,6 +32,7 @@ from graspcl.errors import GraspError
 from graspcl.files import walk
 from graspcl.images import FORMATS, decode_some
 from graspcl.model import vector_network
+from graspcl.model.texts import Tokenizer
 from graspcl.pretrain.weights import load_codec, load_weights, read_header, save_weights
 from graspcl.settings.presets import load
 from graspcl.stream import Stream, load_stream, save_stream
@@ -36,6 +40,7 @@ from graspcl.stream.order import class_order
 
 pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
 EXAMPLES = int(os.environ.get("GRASPCL_FUZZ", "40"))  # of each test; thousands find more
+LONGER = 2000  # in the slow suite
 fuzz = settings(
     max_examples=EXAMPLES, derandomize=EXAMPLES == 40, deadline=None, database=None,
     suppress_health_check=list(HealthCheck),
@@ -103,7 +108,7 @@ def test_tables_of_pieces(content: str, kind: str) -> None:
         for start in ("", "text,label\n", "text\tlabel\n"):
             file.write_bytes((start + content).encode(errors="surrogateescape"))
             read_or_refuse(lambda: TextTable(file))
-            read_or_refuse(lambda: read_column(file, "text"))
+            read_or_refuse(lambda: [*read_column(file, "text")])
 
 
 def parquet_files() -> Iterator[bytes]:
@@ -202,7 +207,74 @@ def test_image_lists(content: str) -> None:
         for part in ("train", "test"):
             (Path(folder) / f"my_{part}.txt").write_bytes(content.encode(errors="surrogateescape"))
         read_or_refuse(lambda: ImageList(folder, pixels=8))
-        read_or_refuse(lambda: class_order(Path(folder) / "my_train.txt", ["cat", "dog"], np.random.default_rng(0)))
+
+
+# -- names, ids and vocabularies ---------------------------------------------------------------------------------------
+
+CLASSES = ["cat", "dog", "é", "a b"]
+WORDS = st.lists(st.sampled_from([*CLASSES, "n01440764", "0123456789abcdef", "ff", "\n", "\r", "\t", ",", " ", "\0",
+                                  "\ufeff", "\u2028", "\udc80", "-1", "9" * 30, "x" * 5000]), max_size=30)  # fmt: skip
+
+
+@fuzz
+@given(WORDS.map("".join), damage())
+def test_class_orders(content: str, harm: Damage) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "order.txt"
+        for written in (content.encode(errors="surrogateescape"), harm("\n".join(CLASSES).encode())):
+            file.write_bytes(written)
+
+            def order() -> None:
+                found = class_order(file, CLASSES, np.random.default_rng(0))
+                assert sorted(found.tolist()) == [0, 1, 2, 3]
+
+            read_or_refuse(order)
+
+
+@fuzz
+@given(WORDS.map("".join))
+def test_class_names_of_test_images(content: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("train/cat", "train/dog", "val"):
+            (Path(folder) / name).mkdir(parents=True)
+            (Path(folder) / name / "1.png").write_bytes(SOUND[1])
+        for start in ("", "1.png "):
+            (Path(folder) / "names.txt").write_bytes((start + content).encode(errors="surrogateescape"))
+            read_or_refuse(lambda: ImageFolder(folder, 8, val_mapping=Path(folder) / "names.txt"))
+
+
+@fuzz
+@given(WORDS.map("".join))
+def test_ids_of_samples(content: str) -> None:
+    """Of samples that a workspace is to forget: an id or a sample per line."""
+
+    class Known:
+        def ids(self, contents: list[str]) -> np.ndarray[Any, Any]:
+            return np.array([-1 if len(one) > 9 else len(one) for one in contents])
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "ids.txt"
+        file.write_bytes(content.encode(errors="surrogateescape"))
+        shop: Any = Known()
+        read_or_refuse(lambda: [0 <= one < 2**64 or pytest.fail(str(one)) for one in _ids(shop, file)])
+
+
+VOCABULARY = {word: place for place, word in enumerate(["[UNK]", "[PAD]", "[CLS]", "[SEP]", "a", "b", "##c"])}
+
+
+def tokenizer_files() -> Iterator[bytes]:
+    tokenizers = pytest.importorskip("tokenizers")
+    for model in (tokenizers.models.WordPiece(VOCABULARY, unk_token="[UNK]"),
+                  tokenizers.models.BPE({**VOCABULARY, "ab": 7}, [("a", "b")], unk_token="[UNK]")):  # fmt: skip
+        yield tokenizers.Tokenizer(model).to_str().encode()
+
+
+@fuzz
+@given(damage(), st.sampled_from([*tokenizer_files()]))
+def test_vocabularies(harm: Damage, content: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "tokenizer.json").write_bytes(harm(content))
+        read_or_refuse(lambda: Tokenizer(folder, 8).encode(["a b ac", ""]))
 
 
 # -- settings, weights, streams ----------------------------------------------------------------------------------------
@@ -293,3 +365,11 @@ def test_streams(harm: Damage) -> None:
         save_stream(Stream(np.arange(3), [[3, 4], [5]], labels=np.arange(6)), file, ids=np.arange(6))
         file.write_bytes(harm(file.read_bytes()))
         read_or_refuse(lambda: load_stream(file))
+
+
+@pytest.mark.slow
+def test_thousands_of_examples() -> None:
+    """All tests of this file, with other examples each time."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    done = subprocess.run(command, env={**os.environ, "GRASPCL_FUZZ": str(LONGER)}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]

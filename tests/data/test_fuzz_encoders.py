@@ -9,7 +9,7 @@ import pytest
 from capped import run_capped
 
 pytest.importorskip("transformers", reason="needs graspcl[text]")
-EXAMPLES = int(os.environ.get("GRASPCL_FUZZ", "40")) // 2
+EXAMPLES = int(os.environ.get("GRASPCL_FUZZ", "2000"))
 
 MAKE = """
 import json, random, sys, tempfile
@@ -30,8 +30,11 @@ transformers.BertModel(transformers.BertConfig(**sizes, max_position_embeddings=
 made = tokenizers.Tokenizer(tokenizers.models.WordPiece(words, unk_token="[UNK]"))
 made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
 made.save(str(place / "tokenizer.json"))
+vocabulary = Path(tempfile.mkdtemp())  # a tokenizer without tokenizer.json, which transformers makes of its words
+(vocabulary / "vocab.txt").write_text("\\n".join(words))
+(vocabulary / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
 save_file({"embedding.weight": torch.randn(12, 4)}, place / "embeddings.safetensors")
-sound = {path.name: path.read_bytes() for path in place.iterdir()}
+sound = {path: path.read_bytes() for path in (*place.iterdir(), *vocabulary.iterdir())}
 VALUES = [None, -1, 0, 1, 10**6, 2**31, 10**30, 1e308, "", "x", [], {}, True, [[]], "\\0", "bert", "gpt2", "albert"]
 
 def damaged(content, rng):
@@ -57,6 +60,9 @@ def damaged(content, rng):
         return bytes(content)
 
 def use(name):
+    if name in ("vocab.txt", "tokenizer_config.json"):
+        Tokenizer(vocabulary, 8).encode(["a b", "", "zz"])
+        return
     if name != "embeddings.safetensors":
         generator = torch.Generator().manual_seed(0)
         networks.create("transformer", model=str(place), max_tokens=8, frozen_layers=1, generator=generator)
@@ -65,19 +71,20 @@ def use(name):
         StaticTextEncoder(place / "embeddings.safetensors", place / "tokenizer.json").encode(["a b", ""])
 
 use("tokenizer.json")
+use("vocab.txt")
 cap(2000)
 refused = 0
 for seed in range(int(sys.argv[1])):
     rng = random.Random(seed)
-    name = rng.choice(sorted(sound))
-    (place / name).write_bytes(damaged(sound[name], rng))
+    file = rng.choice(sorted(sound))
+    file.write_bytes(damaged(sound[file], rng))
     try:
-        use(name)
+        use(file.name)
     except GraspError:
         refused += 1
     except BaseException as error:
-        raise SystemExit(f"seed {seed}, {name}: {type(error).__name__}: {error}"[:600]) from error
-    (place / name).write_bytes(sound[name])
+        raise SystemExit(f"seed {seed}, {file.name}: {type(error).__name__}: {error}"[:600]) from error
+    file.write_bytes(sound[file])
 print(refused)
 """
 

@@ -1,6 +1,7 @@
 """Texts without labels: one column of a table, or the lines of a file."""
 
 import json
+import tracemalloc
 
 import pytest
 
@@ -20,15 +21,15 @@ def test_the_text_column_of_a_table_is_enough(kind, tmp_path):
         quoted = ["text", *('"' + text.replace('"', '""') + '"' for text in texts)]
         file.write_text("\n".join(quoted), encoding="utf-8")
     first = 2 if kind in ("csv", "tsv") else 1
-    assert read_column(file, "text") == [(row, text, "") for row, text in enumerate(texts, start=first)]
+    assert [*read_column(file, "text")] == [(row, text, "") for row, text in enumerate(texts, start=first)]
     with pytest.raises(GraspError, match=r"has no column 'txt'; its columns are text.*did you mean 'text'\?"):
-        read_column(file, "txt")
+        [*read_column(file, "txt")]
 
 
 def test_bad_rows_are_reported_and_the_others_are_read(tmp_path):
     table, lines, records = tmp_path / "a.csv", tmp_path / "a.txt", tmp_path / "a.jsonl"
     table.write_bytes(b'n,text\n1,good\n2\n3,"open\n4,bad \xff\n')
-    found = read_column(table, "text")
+    found = [*read_column(table, "text")]
     assert [(field.row, bool(field.fault)) for field in found] == [(2, False), (3, True), (4, True), (5, False)]
     assert found[0].value == "good" and "quote left open" in found[2].fault and found[3].value == "bad \udcff"
     lines.write_bytes(b"\xef\xbb\xbfone\r\n\ntwo")
@@ -49,3 +50,25 @@ def test_a_value_that_occurs_twice_is_a_fault(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "a", "text": "b"}\n{"text": "c"}\n')
     twice, sound = read_column(tmp_path / "a.jsonl", "text")
     assert twice.value is None and "twice" in twice.fault and tuple(sound) == (2, "c", "")
+
+
+@pytest.mark.parametrize("kind", ["csv", "txt", "jsonl"])
+def test_rows_are_read_when_they_are_needed(tmp_path, kind):
+    """A table of any length takes little memory: its rows are not kept."""
+    row = {"csv": "some text,label\n", "txt": "some text\n", "jsonl": '{"text": "some text"}\n'}[kind]
+    file = tmp_path / f"a.{kind}"
+    file.write_text(("text,label\n" if kind == "csv" else "") + row * 40_000)
+    tracemalloc.start()
+    try:
+        assert sum(field.value == "some text" for field in read_column(file, "text")) == 40_000
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_tables_may_be_read_side_by_side(tmp_path):
+    """Their rows are read in turns, and the csv module has one limit for all."""
+    for name in "ab":
+        (tmp_path / f"{name}.csv").write_text("text\n" + f"{name}\n" * 3000)
+    pairs = zip(read_column(tmp_path / "a.csv", "text"), read_column(tmp_path / "b.csv", "text"), strict=True)
+    assert {(one.value, other.value) for one, other in pairs} == {("a", "b")}

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from killing import make_photos
 from test_robustness import settings
+from xxhash import xxh3_128
 
 from graspcl.errors import GraspError
 from graspcl.experiment import runner
@@ -88,6 +89,26 @@ def test_a_bad_segment_is_told_of_and_the_checkpoint_before_is_used(tmp_path, ho
     assert load(place, said) == (0, [*range(20)])
     (line,) = said
     assert f"{new} is {how}" in line and "000002.safetensors" in line and line.endswith("trying the previous one")
+
+
+def test_each_file_of_a_checkpoint_is_verified_once(tmp_path, monkeypatch):
+    """By its name or by its own checksum: hashing codes again takes as long as reading them."""
+    place, hashed = RunFolder(tmp_path), []
+    save(place, range(4000))
+
+    class Counted:
+        def __init__(self) -> None:
+            self.own = xxh3_128()
+            self.hexdigest = self.own.hexdigest
+
+        def update(self, part) -> None:
+            hashed.append(memoryview(part).nbytes)
+            self.own.update(part)
+
+    monkeypatch.setattr("xxhash.xxh3_128", Counted)
+    assert load(place, []) == (0, stored(range(4000)).codes[:, 0].tolist())
+    files = [path for path in tmp_path.rglob("*.safetensors")]
+    assert len(files) == 2 and sum(hashed) <= sum(path.stat().st_size for path in files)
 
 
 def test_codes_may_change_when_they_are_read_and_the_checkpoint_has_those_of_before(tmp_path, monkeypatch):

@@ -51,6 +51,7 @@ def test_what_is_left_out_is_the_settings_own():
 
 def test_lists_as_they_are_written():
     assert parse_seeds("3") == [0, 1, 2] and parse_seeds("1, 74") == [1, 74] and parse_seeds("5,") == [5]
+    assert parse_seeds("0,") == [0] == parse_seeds("1")
     assert parse_parts("a(x=1, y=no),b , c()") == [Part("a", {"x": 1, "y": False}), Part("b"), Part("c")]
     for arguments, message in (
         ({"seeds": "x"}, "--seeds x"),

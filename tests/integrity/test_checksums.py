@@ -2,9 +2,13 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+import threading
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -208,7 +212,31 @@ def test_a_file_is_synced_before_and_its_folder_after_it_is_in_place(tmp_path, m
     monkeypatch.setattr("os.fsync", lambda file: order.append(os.path.basename(os.readlink(f"/proc/self/fd/{file}"))))
     monkeypatch.setattr("os.replace", lambda part, path: (order.append("replace"), replace(part, path)))
     write_whole(tmp_path / "a.txt", lambda file: file.write(b"x"))
-    assert order == [f"a.txt.{os.getpid()}.part", "replace", tmp_path.name]
+    part, *others = order
+    assert re.fullmatch(r"a\.txt\.\d+\.part", part) and others == ["replace", tmp_path.name]
+
+
+def test_threads_that_write_one_file_do_not_share_its_parts(tmp_path):
+    """Each has a partial file of its own. What is in place in the end is what one of them wrote."""
+    meet = threading.Barrier(2, timeout=30)
+
+    def write(file, letter):
+        file.write(letter * 10)
+        meet.wait()  # both are open
+        file.write(letter * 10)
+
+    with ThreadPoolExecutor(2) as pool:
+        made = [pool.submit(write_whole, tmp_path / "a", partial(write, letter=letter)) for letter in (b"x", b"y")]
+        assert [one.exception() for one in made] == [None, None]
+    assert (tmp_path / "a").read_bytes() in (b"x" * 20, b"y" * 20) and [*tmp_path.iterdir()] == [tmp_path / "a"]
+
+
+def test_a_file_is_written_where_its_link_leads(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "table.csv").write_text("old")
+    (tmp_path / "link.csv").symlink_to("elsewhere/table.csv")
+    write_whole(tmp_path / "link.csv", lambda file: file.write(b"new"))
+    assert (tmp_path / "link.csv").is_symlink() and (tmp_path / "elsewhere" / "table.csv").read_text() == "new"
 
 
 def test_devices_and_pipes_are_not_replaced(tmp_path):

@@ -54,6 +54,8 @@ execution = {device = "cpu"}
 def sound(tmp_path_factory):
     """A folder with a finished run, one that was stopped in a session, their cache, and exported weights.
 
+    A copy of the finished run has two checkpoints, as if it had been killed before it deleted the older one.
+
     The program works in this folder, on parts of it that are copied to `used`.
     """
     place = tmp_path_factory.mktemp("sound")
@@ -76,6 +78,10 @@ def sound(tmp_path_factory):
             stopping.setattr(Rehearsal, "step", stopped_at(7, Rehearsal.step))
             with pytest.raises(Stopped):
                 graspcl("run", "settings.toml", "--out", "stopped")
+        shutil.copytree("finished", "kept")
+        kept, stopped = run_folder("kept", Path()), run_folder("stopped", Path())
+        shutil.copytree(stopped / "codes", kept / "codes")
+        shutil.copy(max((stopped / "checkpoints").iterdir()), kept / "checkpoints")
         graspcl("pretrain", "settings.toml", "--out", "export/weights.safetensors")
         graspcl("stream", "save", "settings.toml", "--out", "export/stream.npz")
         patch.setenv("GRASPCL_CACHE", "used/cache")
@@ -181,8 +187,8 @@ def run_from_cache(part):
 
 
 def predict(part):
-    graspcl("predict", str(run_folder(part)), "photos", "--top", "5", "-o", "used/table.csv")
-    return Path("used/table.csv").read_text(), ""
+    told = graspcl("predict", str(run_folder(part)), "photos", "--top", "5", "-o", "used/table.csv")
+    return Path("used/table.csv").read_text(), "trying the previous one" in told
 
 
 def report(part):
@@ -216,14 +222,15 @@ def load_export(part):
 
 COMMANDS = {
     "finished": (run, predict, report, runs, load_states),
+    "kept": (predict,),
     "stopped": (run, report, runs, watch, load_states),
     "cache": (run_from_cache,),
     "export": (run_from_export, load_export),
 }
 
 
-def run_folder(part):
-    (config,) = Path("used", part).rglob("config.toml")
+def run_folder(part, place=Path("used")):
+    (config,) = (place / part).rglob("config.toml")
     return config.parent
 
 
@@ -298,6 +305,14 @@ def test_a_sample_of_mutations(sound, capsys):
     with capsys.disabled():
         sys.stdout.write(counted(found))
     assert wrong == [] and sum(count for (_, result), count in found.items() if result in ("refused", "told")) > 5
+
+
+def test_a_finished_run_with_two_checkpoints_tells_that_it_uses_the_older_one(sound):
+    older, newer = (path.relative_to(sound) for path in sorted((sound / "kept").rglob("checkpoints/*.safetensors")))
+    expected, told = answer(sound, "kept", predict)
+    found, fallback = answer(sound, "kept", predict, lambda: (sound / "used" / newer).write_bytes(b"damaged"))
+    assert not told and fallback and found != expected
+    assert answer(sound, "kept", predict, lambda: (sound / "used" / older).write_bytes(b"damaged")) == (expected, False)
 
 
 @pytest.mark.slow

@@ -2,12 +2,15 @@
 
 import itertools
 import json
+import os
+from pathlib import Path
 
 import pytest
 import tomli_w
 from rich.console import Console
 
 from graspcl.report import find_runs, read_run, run_table, runs_table, sweep_table
+from graspcl.report.read import read_runs
 from graspcl.report.tables import run_list
 
 
@@ -259,3 +262,21 @@ def test_without_the_baseline_there_is_no_column_for_it(tmp_path):
     paths = write_sweep(tmp_path, {("grasp", 50): [61, 63], ("uniform", 50): [60, 61]})
     text = text_of(sweep_table("title", paths, width=80))
     assert "grasp" in text and "uniform_balanced" not in text and " p " not in text
+
+
+def test_a_folder_that_cannot_be_read_is_listed_and_not_skipped(tmp_path, monkeypatch):
+    write_run(tmp_path / "mine", "grasp")
+    (tmp_path / "others").mkdir()
+    scan = os.scandir
+
+    def refuse(path):
+        if Path(path).name == "others":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr("os.scandir", refuse)
+    mine, others = find_runs(tmp_path)
+    assert mine.path.name == "mine" and (others.path.name, others.state) == ("others", "damaged")
+    assert others.problems == ("the folder cannot be read (Permission denied)",)
+    assert "others" in text_of(runs_table([mine, others], tmp_path))
+    assert [run.state for run in read_runs([tmp_path, tmp_path / "others"])] == [mine.state, "damaged"]

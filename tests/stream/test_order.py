@@ -1,6 +1,7 @@
 """Class orders: the shipped one, those from files, and what is said when names do not fit."""
 
 import hashlib
+import os
 import re
 
 import numpy as np
@@ -105,3 +106,9 @@ def test_mistakes_are_explained(order, message):
 def test_two_classes_of_one_name_have_no_order_by_name(tmp_path):
     with pytest.raises(GraspError, match="two classes are called 'n02134084'"):
         class_order("imagenet", ["n02134084", "n09332890", "n02134084"], rng())
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "order.txt")
+    with pytest.raises(GraspError, match=r"order.txt cannot be read: it is a pipe, not a regular file"):
+        class_order(tmp_path / "order.txt", ["cat", "dog"], np.random.default_rng(0))

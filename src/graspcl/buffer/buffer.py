@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from graspcl.buffer.arguments import Closed, check_folder, check_parts, made_columns, made_folder, made_rng, made_rule
 from graspcl.buffer.capacity import METADATA_BYTES, capacity_in_samples, parse_bytes
 from graspcl.buffer.class_index import ClassIndex
 from graspcl.buffer.columns import (
     Columns,
     Storage,
-    check_columns,
-    check_folder,
     code_array,
     column_arrays,
     finite_array,
@@ -25,8 +24,8 @@ from graspcl.buffer.columns import (
     slot_array,
 )
 from graspcl.buffer.ledger import CHECKS, OWN, Ledger, reopen
-from graspcl.buffer.maintenance import LargestClassRule, Maintenance, last_owner, rules
-from graspcl.buffer.sequences import PER_CODE, Rows, Sequences
+from graspcl.buffer.maintenance import Maintenance, last_owner
+from graspcl.buffer.sequences import PER_CODE, POOL, Rows, Sequences
 from graspcl.buffer.state import restore_state, saved_state
 from graspcl.buffer.threads import Guarded, alone
 from graspcl.buffer.views import Views
@@ -81,14 +80,12 @@ class Buffer(Guarded, Views):
         rng: np.random.Generator | int = 0,
         padding: torch.Tensor | None = None,
     ) -> None:
-        if isinstance(codec, str):
-            raise GraspError(f"the buffer takes a codec, not its name: graspcl.codec.codecs.create({codec!r})")
+        check_parts(codec, padding)
         super().__init__()
-        self.codec = codec
-        rule = LargestClassRule() if maintenance is None else maintenance
-        self.maintenance = rules.create(rule) if isinstance(rule, str) else rule
+        self.codec, self.maintenance = codec, made_rule(maintenance)
         self.index = ClassIndex()
-        self.columns = dict(columns or {})  # those the buffer was made with
+        taken = {"codes", "counts", CHECKS, *OWN, *PER_CODE, *POOL}
+        self.columns = made_columns(columns or {}, taken, self.maintenance)
         self.seen = 0  # samples offered so far, kept or not
         self.since = 0  # samples offered before this count are old
         self.incoming: dict[str, Array] = {}  # the batch's column values during an insertion, for maintenance rules
@@ -98,14 +95,13 @@ class Buffer(Guarded, Views):
         # Number of samples that fit. If given in bytes, it is known from the first insertion on.
         self.capacity = None if isinstance(capacity, str) else capacity_in_samples(capacity, 0, 0)
         self._ragged = codec is not None and codec.ragged
-        folder = None if storage == "ram" else Path(storage)
+        folder = made_folder(storage)
         self.padding, self._sequences = padding, None if padding is None else Sequences(codec, padding, folder)
         self._sized = codec if self._ragged else self._sequences  # what knows the lengths of codes, if these differ
-        self._rng = np.random.default_rng(rng)
+        self._rng = made_rng(rng)
         self._count = 0
         self._shape: tuple[int, ...] | None = None  # of one code, known from the first insertion on
         self._overfull = False
-        check_columns(self.columns, {"codes", CHECKS, *OWN, *PER_CODE}, self.maintenance)
         if folder is not None:
             check_folder(folder, self._ragged)
         self._storage = Storage(folder)
@@ -135,16 +131,19 @@ class Buffer(Guarded, Views):
         Raises:
             GraspError: there is no buffer, it was made with another codec or rule, or another buffer owns the folder.
         """
-        return reopen(cls, Path(folder), codec, maintenance, rng, padding)
+        return reopen(cls, folder, codec, maintenance, rng, padding)
 
     def close(self) -> None:
         """Write memory-mapped columns to the disk and give up their folder. The buffer cannot be used any more."""
-        if self._ledger is not None:
-            self._storage.flush()
-            self._storage = Storage()
-            if self._sequences is not None:
-                self._sequences.flush()
-            self._ledger.close()
+        if self._ledger is None or isinstance(self._ledger, Closed):
+            return
+        self._storage.flush()
+        if self._sequences is not None:
+            self._sequences.flush()
+        self._ledger.close()
+        closed: Any = Closed(self._ledger.folder)
+        self._storage = self._ledger = closed
+        self._sequences = None if self._sequences is None else closed
 
     # -- reading ---------------------------------------------------------------------------------------------------
 

@@ -60,7 +60,7 @@ class Storage(dict[str, Array]):
         storage = cls(folder)
         try:
             for name, (shape, dtype) in columns.items():
-                found = npy.open_memmap(folder / f"{name}.npy", "r+")
+                found = map_array(folder / f"{name}.npy")
                 if (found.shape[1:], found.dtype) != (shape, np.dtype(dtype)):
                     raise GraspError(f"{folder / name}.npy must hold rows of {np.dtype(dtype)} {list(shape)}")
                 storage[name] = found
@@ -135,25 +135,24 @@ class Storage(dict[str, Array]):
         return column
 
 
-def check_columns(columns: Columns, taken: set[str], rule: Maintenance) -> None:
-    """Refuse columns with `taken` names, and columns that lack what the rule needs."""
-    if clash := taken & columns.keys():
-        raise GraspError(f"a column cannot be named {clash.pop()!r}: the buffer has its own column of that name")
-    if missing := sorted(rule.columns - columns.keys()):
-        needed = ", ".join(f"{name!r}: (shape, np.float32)" for name in missing)
-        raise GraspError(
-            f"{type(rule).__name__} needs columns that the buffer lacks; add columns={{{needed}}} with "
-            "shape () for a number and (d,) for a vector, or those of the rule's columns_for(embedding, features)"
-        )
+def map_array(file: Path) -> Array:
+    """Map an existing .npy file to be written to.
 
-
-def check_folder(folder: Path, ragged: bool) -> None:
-    """Refuse a folder that cannot store the columns of a new buffer."""
-    if ragged:
-        raise GraspError("the codec has codes of different lengths, which cannot be mapped: use storage='ram'")
-    if any(folder.glob("*.npy")):
-        hint = f"give the buffer an empty folder, or reopen this one with Buffer.open({str(folder)!r})"
-        raise GraspError(f"{folder} already holds arrays; {hint}")
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it is damaged.
+    """
+    try:
+        found = npy.open_memmap(file, "r")  # "r+" would add what is missing at its end
+        whole = found.offset + found.nbytes == file.stat().st_size
+        found = npy.open_memmap(file, "r+") if whole else found
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # numpy reads headers by Python's own parser, which fails in many ways
+        raise ValueError(str(error) or type(error).__name__) from error
+    if not whole:
+        raise ValueError("its header and its size differ")
+    return found
 
 
 def pack(codes: Array) -> dict[str, Array]:
@@ -282,7 +281,8 @@ def column_arrays(columns: Mapping[str, Any], declared: Columns, number: int, ru
         raise GraspError(f"the buffer has no column {unknown[0]!r}; {hint}")
     values = {}
     for name, (shape, dtype) in declared.items():
-        value = np.asarray(_numpy(columns[name]), dtype) if name in columns else np.zeros((number, *shape), dtype)
+        zeros = np.zeros((number, *shape), dtype)
+        value = _column_values(name, columns[name], zeros.dtype) if name in columns else zeros
         if value.shape != (number, *shape):
             raise GraspError(f"column {name!r} takes values of shape {(number, *shape)}, got {value.shape}")
         # Zeros or NaN in a column that the rule decides by would silently keep the wrong samples.
@@ -294,6 +294,24 @@ def column_arrays(columns: Mapping[str, Any], declared: Columns, number: int, ru
                 raise GraspError(f"{bad} of {number} values of column {name!r} are NaN or infinite; nothing was stored")
         values[name] = value
     return values
+
+
+def _column_values(name: str, given: Any, dtype: np.dtype[Any]) -> Array:
+    """Return the values of a column as its type; refuse what this type cannot hold. Floats may be rounded."""
+    try:
+        values = np.asarray(_numpy(given))
+        with np.errstate(over="ignore", invalid="ignore"):
+            stored = values.astype(dtype, copy=False)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # ragged, or no numbers
+        raise GraspError(f"the values of column {name!r} must be of type {dtype}: {error}") from error
+    if np.can_cast(values.dtype, dtype, "same_kind" if dtype.kind == "c" else "safe") or not values.size:
+        return stored
+    lost = np.isfinite(values) & ~np.isfinite(stored) if dtype.kind == "f" else stored != values
+    if bad := np.asarray(lost).sum():
+        example = values[lost].flat[0]
+        what = f"{bad} of {values.size} values of column {name!r} do not fit its type {dtype}"
+        raise GraspError(f"{what}, such as {example}; nothing was stored")
+    return stored
 
 
 def _numpy(values: Any) -> Any:

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.lib import format as npy
 
-from graspcl.buffer.columns import Columns, Storage
+from graspcl.buffer.arguments import made_folder
+from graspcl.buffer.columns import Columns, Storage, map_array
 from graspcl.buffer.sequences import PER_CODE, Rows, Sequences
 from graspcl.cache import digest_of, lock
 from graspcl.checks import Array
 from graspcl.errors import GraspError
-from graspcl.integrity import read_object, seal_object
+from graspcl.integrity import checksum, read_object, seal_object
 from graspcl.state import write_whole
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Ledger:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._counts: Array | None = None  # samples seen, and how many of them are old
+        self._counts: Array | None = None  # samples seen, how many of them are old, and a checksum
         self._lock = lock(folder / ".lock", wait=False)  # free again when this object is gone
         try:
             self._lock.__enter__()
@@ -59,7 +59,7 @@ class Ledger:
         }  # fmt: skip
         try:
             write_whole(self.folder / "buffer.json", lambda file: file.write(seal_object(about)))
-            self._counts = npy.open_memmap(self.folder / "counts.npy", "w+", np.dtype(np.int64), (2,))
+            self._count(0, 0)
         except OSError as error:
             raise GraspError(f"the buffer cannot be stored in {self.folder}: {error.strerror}") from error
 
@@ -68,17 +68,31 @@ class Ledger:
         if slots is not None and len(slots):
             buffer[CHECKS][slots] = row_checksums(buffer, slots)
         if self._counts is not None:
-            self._counts[:] = buffer.seen, buffer.since
+            self._counts[:] = _sealed(buffer.seen, buffer.since)
 
     def counts(self) -> tuple[int, int]:
-        """Read what `commit` stored; zeros if that is lost."""
+        """Read what `commit` stored; zeros if there is no counts.npy."""
+        file, seen, since = self.folder / "counts.npy", 0, 0
         try:
-            self._counts = npy.open_memmap(self.folder / "counts.npy", "r+")
-            seen, since = self._counts.tolist()
-            return int(seen), int(since)
-        except (OSError, ValueError, TypeError):
-            self._counts = npy.open_memmap(self.folder / "counts.npy", "w+", np.dtype(np.int64), (2,))
-            return 0, 0
+            self._counts = map_array(file)
+            found = self._counts.tolist()
+            seen, since = found[:2]
+            if found != _sealed(seen, since)[: max(2, len(found))]:  # earlier versions stored no checksum
+                raise ValueError("its content does not match its checksum")
+        except FileNotFoundError:
+            self._count(0, 0)
+        except (OSError, ValueError, TypeError, OverflowError) as error:
+            hint = f"delete it to open the buffer with all samples counted as new ({error})"
+            raise GraspError(f"the buffer in {self.folder} cannot be opened: counts.npy is damaged; {hint}") from error
+        if self._counts is not None and len(self._counts) == 2:
+            self._count(seen, since)
+        return seen, since
+
+    def _count(self, seen: int, since: int) -> None:
+        """Store counts in a new file."""
+        file = self.folder / "counts.npy"
+        write_whole(file, lambda opened: np.save(opened, np.array(_sealed(seen, since)), allow_pickle=False))
+        self._counts = map_array(file)
 
     def close(self) -> None:
         """Give up the folder."""
@@ -87,13 +101,16 @@ class Ledger:
 
 def reopen(
     kind: type[Buffer],
-    folder: Path,
+    place: str | Path,
     codec: Codec | None,
     rule: Maintenance | str | None,
     rng: np.random.Generator | int,
     padding: torch.Tensor | None,
 ) -> Buffer:
-    """Return a buffer with what is stored in `folder`; see `Buffer.open`."""
+    """Return a buffer with what is stored in a folder; see `Buffer.open`."""
+    folder = made_folder(place)
+    if folder is None:
+        raise GraspError("a buffer in memory cannot be opened; give the folder of its storage")
     try:
         made = read_object((folder / "buffer.json").read_bytes())
         columns = {name: (tuple(shape), np.dtype(dtype)) for name, (shape, dtype) in made["columns"].items()}
@@ -115,6 +132,11 @@ def reopen(
     buffer._storage, buffer._shape, buffer._ledger = storage, shape, ledger
     _take_over(buffer, rows, *ledger.counts())
     return buffer
+
+
+def _sealed(seen: int, since: int) -> list[int]:
+    """Return what counts.npy contains: two counts, and their checksum as a number."""
+    return [seen, since, int(checksum(f"{seen} {since}")[:15], 16)]
 
 
 def _sound_sequences(sequences: Sequences, storage: Storage, shape: tuple[int, ...]) -> Array:

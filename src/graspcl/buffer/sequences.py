@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # Beside each code: where it starts, and how many bytes it takes.
 PER_CODE: Columns = {"code_starts": ((), np.int32), "lengths": ((), np.int64)}
-_PLACES, _LINKS = "code_places", "code_links"  # the columns of the pool
+POOL = _PLACES, _LINKS = "code_places", "code_links"  # the columns of the pool
 _LINK = np.dtype(np.int32)
 _CHUNK = 256  # codes that are compared at a time
 

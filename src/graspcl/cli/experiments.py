@@ -180,7 +180,7 @@ def sweep(
     learners
         Comma-separated names, or all; by default the preset's.
     seeds
-        How many, or which: 3 means 0,1,2.
+        How many, or which: 3 means 0,1,2. One seed alone is written with a comma: 74,
     updates
         Comma-separated budgets: 0.5x is half of the preset's, 500 is 500 updates per session.
     buffer

@@ -5,9 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import os
+import re
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import chain, count, islice
 from json import dumps
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -25,7 +28,9 @@ if TYPE_CHECKING:
     from graspcl.experiment import Learned
     from graspcl.workspace import Workspace
 
-_CHUNK = 4096  # inputs that are predicted before their lines are written
+_CHUNK = 4096  # inputs that are read and predicted before their lines are written
+_NAMED = 20  # inputs that are named of each kind of problem; the others are counted
+_KINDS = 100  # kinds of problems that are told apart
 
 
 class Input(NamedTuple):
@@ -84,11 +89,14 @@ def predict(
         raise GraspError(f"--text is for tables of texts, and {title} learned images")
     column = text or learned.config.data.text
     find = partial(_texts, column=column, many=len(inputs) > 1) if learned.reads == "texts" else _images
-    found = [one for given in inputs for one in find(given, title)]
-    if not found:
+    sources = [find(given, title) for given in inputs]  # what is wrong with any of them is told at once
+    blocks = _blocks(chain.from_iterable(sources))
+    first = next(blocks, None)
+    if first is None:
         raise GraspError("there is nothing to predict: the inputs are empty")
+    blocks = chain([first], blocks)
     if output is None:
-        _write(learned, found, top, json, sys.stdout)
+        _write(learned, blocks, top, json, sys.stdout)
         return
     predicted = 0
 
@@ -96,7 +104,7 @@ def predict(
         nonlocal predicted
         # File names may be in any encoding: they are written unmodified.
         table = io.TextIOWrapper(file, encoding="utf-8", errors="surrogateescape", newline="")
-        predicted = _write(learned, found, top, json, table)
+        predicted = _write(learned, blocks, top, json, table)
         table.detach()
 
     try:
@@ -127,12 +135,44 @@ def _load(folder: Path) -> Learned | Workspace:
     return learned
 
 
-def _write(learned: Learned | Workspace, inputs: list[Input], top: int, json: bool, file: IO[str]) -> int:
+def _blocks(inputs: Iterator[Input]) -> Iterator[list[Input]]:
+    """Divide inputs into blocks that are read, predicted and written before the next one is read."""
+    while part := list(islice(inputs, _CHUNK)):
+        yield part
+
+
+class _Problems:
+    """Prints the first problems of each kind as they occur, and at the end how many more there are."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._kinds = Counter[str]()
+
+    def add(self, one: Input, fault: str) -> None:
+        """Report what is wrong with an input."""
+        self.total += 1
+        # Messages that differ in names and numbers alone are of one kind.
+        kind = re.sub(r"'[^']*'|\d[\d,.]*", "…", fault.rpartition("cannot be read: ")[2])
+        kind = kind if kind in self._kinds or len(self._kinds) < _KINDS else "other problems"
+        self._kinds[kind] += 1
+        if self._kinds[kind] <= _NAMED:
+            print(f"graspcl: {one.place}{fault}", file=sys.stderr)
+
+    def finish(self, inputs: int) -> None:
+        """Report the number of problems."""
+        for kind, number in self._kinds.items():
+            if number > _NAMED:
+                print(f"graspcl: {number - _NAMED:,} more like this: {kind}", file=sys.stderr)
+        if self.total:
+            print(f"graspcl: {self.total} of {inputs} inputs could not be read", file=sys.stderr)
+
+
+def _write(learned: Learned | Workspace, blocks: Iterable[list[Input]], top: int, json: bool, file: IO[str]) -> int:
     """Write one line per input, without a class if it cannot be read; return the number of predictions."""
-    top, lost = min(top, len(learned.classes)), 0
+    top, inputs, problems = min(top, len(learned.classes)), 0, _Problems()
     rows = _json_lines(file) if json else _csv_lines(file, top, hasattr(learned, "learn"))
-    for begin in range(0, len(inputs), _CHUNK):
-        part = inputs[begin : begin + _CHUNK]
+    for part in blocks:
+        inputs += len(part)
         places = [place for place, one in enumerate(part) if not one.fault]
         found = learned.predict([part[place].content for place in places])
         best = dict(zip(places, found.top(top), strict=True))
@@ -140,14 +180,12 @@ def _write(learned: Learned | Workspace, inputs: list[Input], top: int, json: bo
         faults = {places[position]: fault for position, fault in found.problems.items()}
         for place, one in enumerate(part):
             if fault := one.fault or faults.get(place):
-                print(f"graspcl: {one.place}{fault}", file=sys.stderr)
-                lost += 1
+                problems.add(one, fault)
             rows(one.name, best.get(place, []), None if fault else unknown.get(place))
-    if lost:
-        print(f"graspcl: {lost} of {len(inputs)} inputs could not be read", file=sys.stderr)
-    if lost == len(inputs):
+    problems.finish(inputs)
+    if problems.total == inputs:
         raise GraspError("nothing was predicted")
-    return len(inputs) - lost
+    return inputs - problems.total
 
 
 Line = Callable[[str, list[tuple[str, float]], Any], None]  # writes the classes of an input, and whether it is unknown
@@ -175,14 +213,14 @@ def _json_lines(file: IO[str]) -> Line:
     return write
 
 
-def _images(given: str, title: str) -> list[Input]:
+def _images(given: str, title: str) -> Iterable[Input]:
     """Return an image file, the images of a folder or zip file, or those whose paths come from standard input."""
     from graspcl.data.image_folder import SUFFIXES
     from graspcl.data.table_reader import KINDS
     from graspcl.data.trees import open_tree
 
     if given == "-":
-        return [Input(line, line) for line in _standard_input()]
+        return (Input(line, line) for line in _standard_input())
     path = Path(given)
     if os.path.isfile(path) and path.suffix.lower() in KINDS:
         raise GraspError(f"{title} learned images, and {path} has texts; give images")
@@ -199,13 +237,14 @@ def _images(given: str, title: str) -> list[Input]:
     return [Input(str(path / name), partial(tree.read, name), f"{path / name}: ") for name in names]
 
 
-def _texts(given: str, title: str, column: str, many: bool) -> list[Input]:
+def _texts(given: str, title: str, column: str, many: bool) -> Iterable[Input]:
     """Return the texts of a table, of a file of lines, or of standard input; with `many` files, names tell which."""
     from graspcl.data.image_folder import SUFFIXES
     from graspcl.data.table_reader import KINDS, Field, read_column
 
     if given == "-":
-        where, fields = "standard input", [Field(row, line) for row, line in enumerate(_standard_input(), start=1)]
+        where = "standard input"
+        fields: Iterator[Field] = map(Field, count(1), _standard_input())
     else:
         where, path = given, Path(given)
         if os.path.isdir(path) or path.suffix.lower() in SUFFIXES:
@@ -215,11 +254,11 @@ def _texts(given: str, title: str, column: str, many: bool) -> list[Input]:
             raise GraspError(f"{path} is not a supported file of texts; its name must end in one of {', '.join(KINDS)}")
         fields = read_column(path, column)
     before = f"{given}:" if many else ""
-    return [Input(f"{before}{row}", text, f"{where} row {row}: ", fault) for row, text, fault in fields]
+    return (Input(f"{before}{row}", text, f"{where} row {row}: ", fault) for row, text, fault in fields)
 
 
-def _standard_input() -> list[str]:
+def _standard_input() -> Iterator[str]:
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8-sig", errors="surrogateescape")
     # A line that is too long becomes one that cannot be used, so that the others keep their numbers.
-    return ["" if line is None else line.rstrip("\n") for line in bounded_lines(sys.stdin, limit("row"))]
+    return ("" if line is None else line.rstrip("\n") for line in bounded_lines(sys.stdin, limit("row")))

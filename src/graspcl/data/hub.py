@@ -7,7 +7,8 @@ from itertools import starmap
 from pathlib import Path
 from typing import Any
 
-from graspcl.data.table_reader import Record, Rows, check_columns, collect, wanted_columns
+from graspcl.data.records import Record, check_columns, wanted_columns
+from graspcl.data.table_reader import Rows, collect
 from graspcl.errors import GraspError, require
 
 HUB = "hf:"  # prefix of data sets of the hub

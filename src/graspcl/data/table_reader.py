@@ -13,31 +13,24 @@ import csv
 import io
 import json
 import os
-import re
 import reprlib
-import threading
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import partial
 from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from graspcl.data.csv_reader import delimiter_of, read_delimited, typed_labels
+from graspcl.data.records import Record, Wanted, check_columns, too_long, wanted_columns
 from graspcl.errors import GraspError, require
 from graspcl.files import bounded_lines, open_regular
-from graspcl.limits import TEXT, beyond, limit, unpacks_too_far, variable
+from graspcl.limits import TEXT, beyond, limit, unpacks_too_far
 
 _LONG = 20_000  # characters; longer texts are reported
 _MANY = 10_000  # problems of a table that are listed; the others are counted
-_PATIENCE = 20  # how often all lines of a file may be read again because of open quotes
 _BOM = b"\xef\xbb\xbf"
-_NO_LABEL = ("", "nan", "NaN")  # what files contain in place of a missing label
-_NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?(e[+-]?[0-9]+)?", re.IGNORECASE)
-_field_limit_in_use = threading.Lock()
-Wanted = Sequence[tuple[str, str]]  # columns to read, each with the option that sets it: ("--data.text", "text")
 
 
 @dataclass
@@ -58,15 +51,6 @@ class Field(NamedTuple):
     fault: str = ""
 
 
-class Record(NamedTuple):
-    """The wanted values of a row, or what is wrong with it."""
-
-    row: int
-    values: tuple[Any, ...] = ()
-    fault: str = ""
-    reread: bool = False  # whether the row was read again after an open quote
-
-
 Reader = Callable[[Path, Wanted], Iterator[Record]]
 
 
@@ -77,7 +61,7 @@ def read_rows(path: Path, text: str | Sequence[str], label: str) -> Rows:
     1.0 are one class, and 0.5 is refused. A label of nan is a missing label.
     """
     records = _read(path, READERS[_kind(path)], wanted_columns(text, label))
-    return collect(str(path), _with_typed_labels(list(records)) if _kind(path) in (".csv", ".tsv") else records)
+    return collect(str(path), typed_labels(list(records)) if _kind(path) in (".csv", ".tsv") else records)
 
 
 def collect(where: str, records: Iterable[Record]) -> Rows:
@@ -113,15 +97,22 @@ def collect(where: str, records: Iterable[Record]) -> Rows:
     return rows
 
 
-def read_column(path: Path, text: str) -> list[Field]:
-    """Read one column of a table, or the lines of any file that ends in .txt."""
+def read_column(path: Path, text: str) -> Iterator[Field]:
+    """Read one column of a table, or the lines of any file that ends in .txt, row by row.
+
+    Raises:
+        GraspError: at once, if the file cannot be read or has no such column. For JSONL, after its last row.
+    """
     reader = {".txt": _read_lines, **READERS}.get(path.suffix.lower(), _read_jsonl)
-    found = []
-    for record in _read(path, reader, [("--text", text)]):
-        value = record.values[0] if record.values else None
-        value = value.decode(errors="surrogateescape") if isinstance(value, bytes) else value
-        found.append(Field(record.row, value, record.fault))
-    return found
+    with closing(_read(path, reader, [("--text", text)])) as records:
+        next(records, None)
+    return map(_as_field, _read(path, reader, [("--text", text)]))
+
+
+def _as_field(record: Record) -> Field:
+    value = record.values[0] if record.values else None
+    value = value.decode(errors="surrogateescape") if isinstance(value, bytes) else value
+    return Field(record.row, value, record.fault)
 
 
 def column_names(path: Path) -> list[str]:
@@ -138,7 +129,7 @@ def column_names(path: Path) -> list[str]:
             file = io.TextIOWrapper(content, "utf-8-sig", "backslashreplace", newline="")
             first = next((line for line in bounded_lines(file, limit("row")) if line and line.strip()), "")
             if first and kind not in (".jsonl", ".ndjson"):
-                delimiter = _delimiter(first, "\t" if kind == ".tsv" else ",")
+                delimiter = delimiter_of(first, "\t" if kind == ".tsv" else ",")
                 return [name.strip() for name in next(csv.reader(chain([first], file), delimiter=delimiter))]
         record = json.loads(first) if first else None
     except (OSError, ValueError, RecursionError, csv.Error, StopIteration) as error:
@@ -147,35 +138,6 @@ def column_names(path: Path) -> list[str]:
         found = f"row 1: {reprlib.repr(record)} is not an object with columns" if first else "is empty"
         raise GraspError(f"{path} {found}")
     return list(record)
-
-
-def wanted_columns(text: str | Sequence[str], label: str) -> Wanted:
-    """Return the columns to read, each with the option that sets it."""
-    return [*(("--data.text", name) for name in ([text] if isinstance(text, str) else text)), ("--data.label", label)]
-
-
-def check_columns(where: str, columns: Sequence[str], wanted: Wanted) -> None:
-    """Refuse a table that lacks a wanted column, or has it twice."""
-    names = [name for _, name in wanted]
-    if len(set(names)) < len(names):
-        raise GraspError(f"{where}: text and label must be two different columns, got {names[0]!r} for both")
-    if missing := {option: name for option, name in wanted if name not in columns}:
-        # Names may have any encoding, but an error must always be printable.
-        shown = [column.encode(errors="backslashreplace").decode() for column in columns]
-        folded = {column.casefold(): column for column in shown}
-        # The cutoff keeps 'text' and 'intent' apart.
-        close = [get_close_matches(name.casefold(), folded, n=1, cutoff=0.75) for name in missing.values()]
-        near = " and ".join(repr(folded[found[0]]) for found in close if found)
-        hint = f"did you mean {near}? Choose" if near else "choose"
-        options = " ".join(f"{option} NAME" for option in missing)
-        arguments = ", ".join(f"{re.split('[.-]', option)[-1]}=" for option in missing)
-        raise GraspError(
-            f"{where} has no column {' and no column '.join(map(repr, missing.values()))}; "
-            f"its columns are {', '.join(shown)}; {hint} a column with {options} (in Python: {arguments})"
-        )
-    for name in names:
-        if (number := list(columns).count(name)) > 1:
-            raise GraspError(f"{where} has {number} columns called {name!r}; rename or remove all but one")
 
 
 def _kind(path: Path) -> str:
@@ -191,7 +153,7 @@ def _kind(path: Path) -> str:
 # -- formats -----------------------------------------------------------------------------------------------------------
 
 
-def _read(path: Path, reader: Reader, wanted: Wanted) -> Iterator[Record]:
+def _read(path: Path, reader: Reader, wanted: Wanted) -> Generator[Record, None, None]:
     try:
         with open_regular(path) as handle:
             if handle.read(2) in (b"\xff\xfe", b"\xfe\xff"):
@@ -206,11 +168,7 @@ def _read(path: Path, reader: Reader, wanted: Wanted) -> Iterator[Record]:
 def _read_lines(path: Path, wanted: Wanted) -> Iterator[Record]:
     with open(path, encoding="utf-8-sig", errors="surrogateescape") as file:
         for row, line in enumerate(bounded_lines(file, limit("row")), start=1):
-            yield Record(row, fault=_too_long()) if line is None else Record(row, (line.rstrip("\n"),))
-
-
-def _too_long() -> str:
-    return f"more than {limit('row'):,} characters (set {variable('row')} to read it)"
+            yield Record(row, fault=too_long()) if line is None else Record(row, (line.rstrip("\n"),))
 
 
 def _read_jsonl(path: Path, wanted: Wanted) -> Iterator[Record]:
@@ -218,7 +176,7 @@ def _read_jsonl(path: Path, wanted: Wanted) -> Iterator[Record]:
     with open(path, "rb") as file:
         for row, line in enumerate(bounded_lines(file, limit("row")), start=1):
             if line is None:
-                yield Record(row, fault=_too_long())
+                yield Record(row, fault=too_long())
                 continue
             line = (line.removeprefix(_BOM) if row == 1 else line).strip()
             if not line:
@@ -293,63 +251,9 @@ def _arrow_values(column: Any) -> list[Any]:
         return list(column.cast("large_binary").to_pylist())
 
 
-def _read_delimited(path: Path, wanted: Wanted, delimiter: str = ",") -> Iterator[Record]:
-    """Read a CSV file. If `delimiter` does not split the header, try others.
-
-    An open quote swallows lines up to the next quote, the end of the file, or the limit of a row. These lines are read
-    again as rows. In a file with so many open quotes that this takes long, the later ones end with their line.
-    """
-    # Bytes that are not UTF-8 become lone surrogates, so that they spoil only their own row.
-    with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as handle:
-        found = list(bounded_lines(handle, limit("row")))
-    lines, long = [line or "" for line in found], {place for place, line in enumerate(found) if line is None}
-    if not lines:
-        raise GraspError(f"{path} is empty")
-    patience, reach = _PATIENCE * len(lines), len(lines)  # lines to read again, and lines that a quote may span
-
-    def rows_from(line: int) -> Any:  # mypy has no name for the type of a CSV reader
-        some = range(line, min(len(lines), line + reach))
-        return csv.reader(map(lines.__getitem__, some), delimiter=delimiter, strict=True)
-
-    with _field_limit(limit("row")):
-        delimiter = _delimiter(lines[0], delimiter)
-        first, swallowed = 0, 0  # the first line of the reader, and the line after those that open quotes swallowed
-        reader = rows_from(first)
-        try:
-            header = [name.strip() for name in next(reader)]
-        except csv.Error as error:
-            raise GraspError(f"{path} row 1, the header, is malformed: {error}") from error
-        check_columns(str(path), header, wanted)
-        places, row = [header.index(name) for _, name in wanted], 1
-        while (start := first + reader.line_num) < len(lines):
-            row += 1
-            try:
-                fields = next(reader)
-            except StopIteration:  # the end of what an open quote may span
-                first, reader, row = start, rows_from(start), row - 1
-                continue
-            except csv.Error as error:
-                swallowed = max(swallowed, first + reader.line_num)
-                patience -= first + reader.line_num - start
-                reach = reach if patience > 0 else 1
-                first = start + 1
-                reader = rows_from(first)
-                yield Record(row, fault=f"malformed, is a quote left open? ({error})")
-                continue
-            if long and not long.isdisjoint(range(start, first + reader.line_num)):
-                yield Record(row, fault=_too_long())
-            elif not fields:
-                continue  # a blank line
-            elif len(fields) == len(header):
-                yield Record(row, tuple(fields[place] for place in places), reread=start < swallowed)
-            else:
-                said = "1 column" if len(fields) == 1 else f"{len(fields)} columns"
-                yield Record(row, fault=f"{said} where the header has {len(header)}")
-
-
 READERS: dict[str, Reader] = {
-    ".csv": _read_delimited,
-    ".tsv": partial(_read_delimited, delimiter="\t"),
+    ".csv": read_delimited,
+    ".tsv": partial(read_delimited, delimiter="\t"),
     ".jsonl": _read_jsonl,
     ".ndjson": _read_jsonl,
     ".parquet": _read_parquet,
@@ -357,53 +261,6 @@ READERS: dict[str, Reader] = {
 """The reader of a table by the ending of its name."""
 KINDS = (*READERS, ".txt")
 """Endings of the files that `read_column` accepts."""
-
-
-# -- CSV files ---------------------------------------------------------------------------------------------------------
-
-
-def _delimiter(header: str, usual: str) -> str:
-    """Find the delimiter of a header. Spreadsheets write semicolons where a comma is the decimal separator."""
-    found = (one for one in (usual, ",", ";", "\t") if len(next(csv.reader([header], delimiter=one))) > 1)
-    return next(found, usual)
-
-
-@contextmanager
-def _field_limit(most: int) -> Iterator[None]:
-    """Set the csv module's limit of the field size. It is global, so one reader at a time changes and restores it."""
-    with _field_limit_in_use:
-        before = csv.field_size_limit(min(most, 2**31 - 1))
-        try:
-            yield
-        finally:
-            csv.field_size_limit(before)
-
-
-def _with_typed_labels(records: Sequence[Record]) -> Iterator[Record]:
-    """Convert the labels of a CSV file, which has no types, and refuse doubtful rows after an open quote."""
-    labels = {record.row: record.values[-1].strip() for record in records if not record.fault}
-    # Lines of a text that was cut off must not become rows of new classes; real classes have more than one row.
-    seen = Counter(map(_comparable, labels.values()))
-    doubtful = {record.row for record in records if record.reread and seen[_comparable(labels[record.row])] == 1}
-    named = {label for row, label in labels.items() if row not in doubtful}.difference(_NO_LABEL)
-    numbers = all(_NUMBER.fullmatch(label) for label in named)
-    for record in records:
-        if record.row in doubtful:
-            yield Record(record.row, fault="read again after a quote left open, and no other row has its label")
-        elif record.fault:
-            yield record
-        else:
-            label: Any = labels[record.row]
-            if label in _NO_LABEL:
-                label = None
-            elif numbers:  # whole numbers stay as written: 007 is a name, and a number may have many digits
-                label = float(label) if set(label) & set(".eE") else label.removeprefix("+")
-            yield Record(record.row, (*record.values[:-1], label))
-
-
-def _comparable(label: str) -> str | float:
-    """Return a value that is equal for labels of one class, in case all labels turn out to be numbers."""
-    return float(label) if _NUMBER.fullmatch(label) else label
 
 
 # -- values ------------------------------------------------------------------------------------------------------------

@@ -61,35 +61,27 @@ class Segments:
 
     def open(self, written: dict[str, Any], births: Array) -> SegmentedCodes:
         """Verify what `write` returned, and return the codes of samples with these births [n]."""
-        for name in written["names"]:
-            if fault := self.objects.fault(name):
-                raise GraspError(f"{self.objects.path(name)} {fault}")
-        codes = SegmentedCodes(self.objects, written, births)
-        self._births = {name: codes.births_in(name) for name in written["names"]}
+        self._births = {name: np.array(self.objects.get(name)["births"]) for name in written["names"]}
         positions, there = Positions(births), np.zeros(len(births), bool)
         for own in self._births.values():
             found = positions.of(own)
             there[found[found >= 0]] = True
         if not there.all():
             raise GraspError(f"{self.objects.folder} lacks the codes of {int((~there).sum())} samples")
-        return codes
+        return SegmentedCodes(self.objects, written, births)
 
 
 class SegmentedCodes:
-    """Codes [n, …] in segments. They are read when they are used, one segment at a time."""
+    """Codes [n, …] in segments that are verified. They are read when they are used, one segment at a time."""
 
     def __init__(self, objects: Objects, written: dict[str, Any], births: Array) -> None:
         self._objects, self._names, self._births = objects, written["names"], births
         self.shape: tuple[int, ...] = tuple(written["shape"])
         self.dtype: np.dtype[Any] = np.dtype(written["dtype"])
 
-    def births_in(self, name: str) -> Array:
-        """Return the births [m] of the samples in a segment."""
-        return np.asarray(self._objects.get(name)["births"])
-
     def read_into(self, codes: Array) -> None:
         """Read all codes into the first rows of an array."""
-        states = (self._objects.get(name) for name in self._names)
+        states = (self._objects.get(name, verify=False) for name in self._names)
         read_rows(((np.asarray(one["births"]), np.asarray(one["codes"])) for one in states), self._births, codes)
 
     def __len__(self) -> int:

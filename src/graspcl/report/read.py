@@ -6,11 +6,13 @@ import fnmatch
 import functools
 import json
 import math
+import os
 import tomllib
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -190,9 +192,9 @@ def read_runs(paths: Iterable[Path]) -> list[Run]:
         if not path.is_dir():
             raise GraspError(f"there is no folder {path}; give run folders, or folders with runs below them")
         folders = _run_folders(path)
-        for folder in folders:
+        for folder, fault in folders.items():
             if folder.resolve() not in found:
-                found[folder.resolve()] = read_run(folder)
+                found[folder.resolve()] = _unreadable(folder, fault) if fault else read_run(folder)
         if not folders:
             found.setdefault(path.resolve(), Run(path, "empty", problems=("the folder holds no run",)))
     return list(found.values())
@@ -211,7 +213,10 @@ def find_runs(
 
     return [
         run
-        for run in (read_run(path, arrays=False) for path in _run_folders(folder))
+        for run in (
+            _unreadable(path, fault) if fault else read_run(path, arrays=False)
+            for path, fault in _run_folders(folder).items()
+        )
         if fnmatch.fnmatchcase(str(run.config.get("name", "")), name)
         and matches(run.policy, policy)
         and matches(run.learner, learner)
@@ -219,8 +224,18 @@ def find_runs(
     ]
 
 
-def _run_folders(path: Path) -> list[Path]:
-    return sorted({file.parent for name in _RUN_FILES for file in path.rglob(name)})
+def _run_folders(path: Path) -> dict[Path, str]:
+    """Return the run folders in and below a folder, and folders that cannot be read with the reason."""
+    lost: list[OSError] = []
+    walked = os.walk(path, onerror=lost.append)
+    found = {Path(folder): "" for folder, *inside in walked if not set(_RUN_FILES).isdisjoint(chain(*inside))}
+    faults = {Path(error.filename): error.strerror or str(error) for error in lost}
+    # What lies in a run folder is reported with the run.
+    return dict(sorted(found.items())) | {at: why for at, why in faults.items() if found.keys().isdisjoint(at.parents)}
+
+
+def _unreadable(folder: Path, fault: str) -> Run:
+    return Run(folder, "damaged", problems=(f"the folder cannot be read ({fault})",))
 
 
 def _part_label(part: Any) -> str:

@@ -75,15 +75,15 @@ def _parts(registry: Registry[Any], text: str) -> list[Part]:
 
 
 def parse_seeds(text: str) -> list[int]:
-    """Parse how many seeds, or which.
+    """Parse how many seeds, or which. With a comma, one number is a seed.
 
-    >>> parse_seeds("3"), parse_seeds("1,74")
-    ([0, 1, 2], [1, 74])
+    >>> parse_seeds("3"), parse_seeds("1,74"), parse_seeds("0,")
+    ([0, 1, 2], [1, 74], [0])
     """
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    if not words or not all(word.isdecimal() for word in words) or (len(words) == 1 and int(words[0]) < 1):
-        raise GraspError(f"--seeds {text}: give how many (3), or which, separated by commas (1,74,1444)")
-    return list(range(int(words[0]))) if len(words) == 1 and "," not in text else [int(word) for word in words]
+    words, many = [word.strip() for word in text.split(",") if word.strip()], "," not in text
+    if not words or not all(word.isdecimal() for word in words) or (many and int(words[0]) < 1):
+        raise GraspError(f"--seeds {text}: give how many (3), or which, with commas (1,74,1444; one alone as 74,)")
+    return list(range(int(words[0]))) if many else [int(word) for word in words]
 
 
 def _budgets(text: str, budget: BudgetConfig) -> list[BudgetConfig]:

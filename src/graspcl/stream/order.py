@@ -11,6 +11,7 @@ import numpy as np
 
 from graspcl.checks import Array
 from graspcl.errors import GraspError, nearest
+from graspcl.files import read_regular
 from graspcl.stream.kinds import in_order
 
 
@@ -62,7 +63,7 @@ def _in_imagenet_order(classes: Collection[str]) -> list[str]:
 
 def _in_order_of_file(path: Path, classes: Collection[str]) -> list[str]:
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = read_regular(path).decode("utf-8-sig").splitlines()
     except FileNotFoundError as error:
         hint = nearest(str(path), ("random", "sorted", "imagenet"))
         raise GraspError(f"there is no class order called {str(path)!r}, and no file of that name; {hint}") from error
