@@ -143,12 +143,12 @@ class ShardedBuffer(Buffer):
     def of(cls, buffer: Buffer, ranks: Ranks) -> ShardedBuffer:
         """Take over a buffer that all ranks have, filled or empty; each keeps its part."""
         if buffer.codec is not None and buffer.codec.ragged:
-            raise GraspError(
-                "buffer.shards: image files differ in length, and ranks cannot divide them; set it to none"
-            )
+            why = "image files differ in length, and ranks cannot divide them"
+            raise GraspError(f"buffer.shards: {why}; leave out --buffer.shards, or set --rehearsal latent")
         if buffer._sequences is not None:
+            why = "texts are stored without padding, and ranks cannot divide codes of different lengths"
             raise GraspError(
-                "buffer.shards: texts differ in length, and ranks cannot divide their latents; set it to none"
+                f"buffer.shards: {why}; leave out --buffer.shards, or in Python make the Buffer without padding"
             )
         if buffer._ledger is not None:
             raise GraspError("buffer.shards: a buffer in a folder cannot be divided among ranks; use storage='ram'")
