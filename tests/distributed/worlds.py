@@ -48,7 +48,7 @@ def make_learner(case: dict[str, Any]) -> Learner:
     policy = policies.create(case.get("policy", "grasp"), **case.get("drawn", {}))
     # AdamW would hide wrong scales. Rates much above this one let losses rise, and rounding with them.
     optimiser = Optimiser("sgd", case.get("rate", 0.03), layer_decay=1.0, schedule="constant")
-    return kind(network, buffer, policy, optimiser, rng=3, **parameters)
+    return kind(network, buffer, policy, optimiser, rng=3, device=case.get("device"), **parameters)
 
 
 def chunks(case: dict[str, Any]) -> list[tuple[torch.Tensor, np.ndarray[Any, Any]]]:
@@ -107,7 +107,7 @@ def place_by_chunk() -> None:
 
 
 def learn_all(ranks: Ranks | None, cases: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"cases": [learn(ranks, case) for case in cases]}
+    return {"cases": [learn(ranks, case) for case in cases], "device": str(ranks.device) if ranks else "none"}
 
 
 def first_session(ranks: Ranks, case: dict[str, Any]) -> dict[str, Any]:
@@ -158,7 +158,7 @@ def differences(one: dict[str, Any], other: dict[str, Any], tolerance: float = 1
 def numbers(result: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
     """The weights after each session, and the logits and losses of the last, of a result of `learn`."""
     found = {**result["weights"], "logits": result["logits"], "losses": result["losses"]}
-    return {name: np.asarray(value) for name, value in found.items()}
+    return {name: torch.as_tensor(value).numpy(force=True) for name, value in found.items()}
 
 
 def distance(one: dict[str, Any], other: dict[str, Any]) -> float:
@@ -209,7 +209,7 @@ def _rank(rank: int, port: int, order: dict[str, Any]) -> None:
     }  # fmt: skip
     file = Path("world") / f"{rank}"
     try:
-        with joined(timeout=order["given"].pop("timeout", 60.0)) as ranks:
+        with joined(order["given"].pop("timeout", 60.0), order["given"].pop("device", "cpu")) as ranks:
             result = globals()[order["job"]](ranks, **order["given"])
         save_state(file.with_suffix(".safetensors"), result)
     except BaseException:

@@ -146,11 +146,11 @@ def learn(learner: Learner, folder: Path, sizes: Sizes) -> Spent:
         with spent.part("plans", learner):
             place.write_arrays(f"plans/session-{number}", labels=log.labels, ids=log.ids, picks=log.picks)
         with spent.part("checkpoints", learner):
-            begin = time.perf_counter()
+            stop = time.perf_counter()
             state, stored = _state(learner)
             writer.start(lambda read, state=state, stored=stored: place.save_checkpoint(state, stored, read))  # type: ignore[misc]
             writer.wait_until_read()  # as if the buffer changed at once
-            spent.stopped += time.perf_counter() - begin
+            spent.stopped += time.perf_counter() - stop
             writer.wait()
             del state, stored
         spent.saved += learner.buffer.nbytes / 1e9
