@@ -47,6 +47,7 @@ class Spent:
 
     seconds: list[float]  # by session
     waiting: list[float]  # of them, in exchanges
+    cpu: list[float]  # CPU seconds, by session
     sent: dict[str, int]  # bytes that were counted in the last session, by part
     wire: int | None  # bytes that the system counted in the last session, if it can
     parameters: int  # that were trained
@@ -61,6 +62,8 @@ def run(sizes: Sizes | None = None) -> Iterator[Bar]:
     yield Bar.of("scale", "seconds of a session in one process", alone.seconds)
     yield Bar.of("scale", f"seconds of a session on {_RANKS} ranks", slowest)
     yield Bar.of("scale", f"share of a session on {_RANKS} ranks spent sending and waiting", waiting)
+    work = np.sum([one.cpu for one in pair], axis=0) / np.array(alone.cpu)
+    yield Bar.of("scale", f"CPU seconds of a session, {_RANKS} ranks together / one process", work)
     sent, expected = pair[0].sent, formula(sizes, pair[0].parameters)
     for part, number in sorted(sent.items()):
         yield Bar.of("scale", f"bytes sent by a rank in a session: {part}", [number])
@@ -113,19 +116,20 @@ def _sessions(rank: int, number: int, port: int, sizes: Sizes) -> Spent:
 
 
 def _measured(learner: Learner, ranks: Ranks | None, budget: Budget) -> Spent:
-    seconds, waiting, sent, wire = [], [], Counter[str](), None
+    seconds, waiting, cpu, sent, wire = [], [], [], Counter[str](), None
     for number in range(1 + _ROUNDS):  # the first compiles, and is not counted
         waited, counted, before = (ranks.seconds, ranks.sent.copy(), sent_bytes()) if ranks else (0.0, sent, None)
-        begin = time.perf_counter()
+        begin, worked = time.perf_counter(), time.process_time()
         learner.rehearse(budget)
         if number:
+            cpu.append(time.process_time() - worked)
             seconds.append(time.perf_counter() - begin)
             waiting.append(ranks.seconds - waited if ranks else 0.0)
             sent = ranks.sent - counted if ranks else sent
             now = sent_bytes() if ranks else None
             wire = None if now is None or before is None else now - before
     parameters = sum(value.numel() for _, value in learner.network.plastic_parameters())
-    return Spent(seconds, waiting, dict(sent), wire, parameters)
+    return Spent(seconds, waiting, cpu, dict(sent), wire, parameters)
 
 
 def _learner(sizes: Sizes) -> Learner:
