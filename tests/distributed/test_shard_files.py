@@ -1,8 +1,11 @@
-"""Checkpoints that ranks write by shard: damage of one shard makes the whole checkpoint unusable."""
+"""Shards in memory and in checkpoints, where damage of one shard makes the whole checkpoint unusable."""
+
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from graspcl.distributed.shards import ShardedCodes
 from graspcl.experiment import RunFolder
 
 CODES = np.arange(24, dtype=np.uint8).reshape(6, 4)
@@ -43,3 +46,20 @@ def flip_last_byte(file):
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
+
+
+def test_ranks_count_what_they_hold_as_samples_come_move_and_go():
+    codes = ShardedCodes(SimpleNamespace(rank=0, world=3), (12, 2), np.uint8)
+
+    def held():
+        return np.bincount(codes.holders[codes.holders >= 0], minlength=3).tolist()
+
+    codes[np.arange(7)] = np.zeros((7, 2), np.uint8)
+    assert held() == [3, 2, 2] == codes._levels.tolist()
+    codes[np.array([0, 3])] = codes[np.array([5, 6])]  # evicted, and those at the end move
+    assert held() == [1, 2, 2] == codes._levels.tolist()
+    codes[np.array([5, 6, 1])] = np.zeros((3, 2), np.uint8)  # goes to rank 0 first; slot 1 is overwritten
+    assert held() == codes._levels.tolist() and max(held()) - min(held()) <= 1
+    grown = ShardedCodes(codes.ranks, (20, 2), np.uint8)
+    grown[np.arange(12)] = codes
+    assert grown._levels.tolist() == held()
