@@ -1,12 +1,15 @@
 """How speed is measured, exactly; every bench at a tiny scale; and, slow, whether the bars are met."""
 
 import json
+import subprocess
+import sys
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from graspcl.bench import BENCHES, bars, full, network, run_benches, scale, timing
+from graspcl.bench import BENCHES, bars, full, network, ranks, run_benches, scale, timing
 from graspcl.bench.network import Rate
 from graspcl.bench.timing import HEADER, Bar, interleave, one_thread
 from graspcl.errors import GraspError, MissingExtra
@@ -99,9 +102,60 @@ def test_selection_from_shards_is_that_of_one_process(monkeypatch, tmp_path):
     assert scale.select(shards, 4, 601).tolist() == births[expected].tolist()
 
 
-def test_benches_of_large_sizes_work_at_small_ones():
-    found = [*scale.run(samples=400, small=200, classes=5), *full.run(samples=900, classes=6, sessions=2, updates=2)]
+def test_selection_from_many_samples_is_measured_at_few():
+    found = list(scale.run(samples=400, small=200, classes=5))
     assert all(np.isfinite(bar.value) for bar in found) and len({bar.what for bar in found}) == len(found)
+
+
+@pytest.mark.parametrize("capacity", ["1MB", None])
+def test_the_parts_of_a_full_rehearsal_are_measured_at_few_samples(capacity, tmp_path):
+    sizes = full.Sizes(capacity, samples=900, classes=6, sessions=2, updates=2)
+    learned = full.learn(full.make_learner(capacity), tmp_path, sizes)
+    resumed = full.resume(full.make_learner(capacity), tmp_path, sizes)
+    assert len(resumed.content) == 32 and resumed.stored == learned.stored > 0
+    found = list(full.bars("few", learned, resumed))
+    assert all(np.isfinite(bar.value) for bar in found) and len({bar.what for bar in found}) == len(found)
+    for part in ("inserting", "selecting and training", "checkpoints", "resuming", "a report"):
+        assert {f"few: seconds of {part}", f"few: MB at the peak of {part}, beside the buffer"} < {
+            b.what for b in found
+        }
+    resumed.content = "other"
+    with pytest.raises(GraspError, match="the resumed buffer differs"):
+        list(full.bars("few", learned, resumed))
+
+
+@pytest.mark.slow
+def test_a_full_rehearsal_is_killed_and_resumed():
+    found = list(full.run(samples=900, classes=6, sessions=2, updates=2))
+    assert all(np.isfinite(bar.value) for bar in found) and len({bar.what for bar in found}) == len(found)
+
+
+@pytest.mark.slow
+def test_peak_memory_is_that_of_the_process_alone():
+    """A process that is started by a large one must not count the memory of its parent."""
+    held = np.ones(50_000_000)
+    program = "from graspcl.bench.scale import peak_bytes; print(peak_bytes(reset=True))"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    if Path("/proc/self/status").exists():
+        assert int(found.stdout) < held.nbytes
+
+
+def test_peak_memory_is_counted_from_the_reset():
+    if not Path("/proc/self/clear_refs").exists():
+        pytest.skip("this system cannot reset the peak")
+    np.ones(20_000_000)
+    before = scale.peak_bytes(reset=True)
+    np.ones(10_000_000)
+    assert scale.peak_bytes() - before == pytest.approx(80e6, rel=0.1)
+
+
+@pytest.mark.slow
+def test_a_session_on_two_ranks_sends_what_the_formula_says():
+    sizes = ranks.Sizes(2000, classes=10, updates=5, batch=32, width=64, hidden=128, embedding=32)
+    found = {bar.what: bar for bar in ranks.run(sizes)}
+    assert all(bar.ok and np.isfinite(bar.value) for bar in found.values())
+    assert found["bytes sent by a rank / bytes by formula"].value == pytest.approx(1, abs=0.02)
+    assert 0 < found["share of a session on 2 ranks spent sending and waiting"].value < 1
 
 
 def test_results_are_rows_or_json_and_a_missed_bar_is_told(monkeypatch, capsys):

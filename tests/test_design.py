@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "report": {"metric"},
     "workspace": PARTS | {"settings", "experiment", "pretrain", "metric"},
     "cli": PARTS | {"settings", "experiment", "pretrain", "report", "bench", "workspace", "distributed"},
-    "bench": PARTS | {"settings", "experiment", "workspace", "distributed"},
+    "bench": PARTS | {"settings", "experiment", "workspace", "distributed", "report"},
     "testing": PARTS,
 }
 # Packages that only some rooms may use, wherever in a module they are imported.

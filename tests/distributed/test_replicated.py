@@ -10,6 +10,7 @@ LEARNERS = [{"learner": name} for name in learners.names()] + [
     {"learner": "derpp", "parameters": {"teacher": True}},
     {"learner": "derpp", "parameters": {"average": "batch"}},
     {"learner": "idbr", "parameters": {"balance": "task"}},
+    {"learner": "idbr", "parameters": {"regularised": True}},
 ]
 POLICIES = [{"policy": name, "drawn": SMOOTH.get(name, {})} for name in policies.names()] + [
     {"policy": "grasp", "drawn": {"distances": "remembered"}},

@@ -1,16 +1,22 @@
 """Ranks that hold parts of the buffer draw the samples that one process draws, and come to its weights."""
 
-import numpy as np
 import pytest
-from worlds import CAPACITY, SMOOTH, compare
+from worlds import CAPACITY, SMOOTH, compare, distance, learn
 
+from graspcl.bench.ranks import Sizes, formula
 from graspcl.learner import learners
 from graspcl.policy import policies
 
 BY_SAMPLE = {"drawn": {"draws": "by_sample"}}
 SHARDED = {"how": {"shards": "ranks"}}
 SOME = [{**BY_SAMPLE, **SHARDED}, {**BY_SAMPLE, **SHARDED, "placed": True}, {**SHARDED, "policy": "rainbow"}]
-LEARNERS = [{**SHARDED, **BY_SAMPLE, "learner": name} for name in learners.names()]
+LEARNERS = [{**SHARDED, **BY_SAMPLE, "learner": name} for name in learners.names()] + [
+    {**SHARDED, **BY_SAMPLE, "learner": "idbr", "parameters": {"regularised": True}},
+]
+DIVERGING = [
+    {**SHARDED, **BY_SAMPLE, "rate": 0.3, "learner": "aligned"},
+    {**SHARDED, **BY_SAMPLE, "rate": 0.3, "learner": "idbr", "parameters": {"regularised": True}},
+]
 POLICIES = [{**SHARDED, "policy": name, "drawn": SMOOTH.get(name, {})} for name in policies.names()]
 ODD = [
     {**SHARDED, **BY_SAMPLE, "placed": True},
@@ -49,18 +55,35 @@ def test_all_learners(worlds, world):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 3])
+def test_where_losses_rise_ranks_differ_as_one_process_does_by_rounding(worlds, world):
+    """At ten times the rate, losses rise instead of falling, and the updates amplify every difference.
+
+    The bound is the distance to which one process comes from itself when its gradients change by 1e-7 of themselves.
+    """
+    results = worlds.run(world, "learn_all", cases=DIVERGING)
+    for number, case in enumerate(DIVERGING):
+        alone = learn(None, case)
+        assert alone["losses"].max() > 10
+        noise = max(distance(alone, learn(None, {**case, "noise": seed})) for seed in range(5))
+        assert noise > 1e-4
+        for result in results:
+            assert distance(alone, result["cases"][number]) < 5 * noise
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [2, 3])
 def test_all_policies(worlds, world):
     assert not compare(worlds.run(world, "learn_all", cases=POLICIES), POLICIES)
 
 
 def test_what_is_sent_follows_the_formula(worlds):
-    """See docs/scale.md. One session of 4 updates of 10 samples, of 45 stored; U = 40 draws, 3 classes."""
-    case = {**BY_SAMPLE, **SHARDED}
-    results = worlds.run(2, "first_session", case=case)
+    """See docs/scale.md. One session of 4 updates of 10 samples, of 36 stored, in 3 classes."""
+    results = worlds.run(2, "first_session", case={**BY_SAMPLE, **SHARDED})
+    sizes = Sizes(36, classes=3, updates=4, batch=10, width=8, hidden=16, embedding=12)
     for result in results:
-        sent = result["sent"]
-        assert sent["prototypes"] == result["classes"] * (12 + 1) * 8  # 2 (R - 1) / R = 1
-        assert sent["gradients"] == 4 * 4 * result["parameters"]
-        assert sent["outputs"] >= 4 * 5 * (12 + 12 + result["classes"]) * 4
-        assert sent["codes"] <= 4 * 10 * 8 * 4
-        assert sent["candidates"] <= 2 * 8 * result["classes"] + 16 + 16 * np.ceil(40 / 3) * 3
+        expected, sent = formula(sizes, result["parameters"]), result["sent"]
+        for part in ("gradients", "outputs", "prototypes"):
+            assert sent[part] == expected[part]
+        assert sent["plans"] == 8 * 27  # one rank owns 2 of 3 classes, and the other gives as many rows
+        assert sent["codes"] <= 5 * 10 * 8 * 4  # at most if one rank holds a whole mini-batch
+        assert sent["candidates"] <= 2 * 8 * 3 + 16 * 36 + 16

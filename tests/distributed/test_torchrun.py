@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from test_shard_files import flip_last_byte
 from worlds import free_port
 
 from graspcl.experiment import RunFolder
@@ -99,6 +100,20 @@ def test_a_run_resumes_on_another_number_of_ranks(alone, tmp_path):
     code, output = launch(tmp_path, 3, *SHARDED, kill="2 step 4")
     assert code != 0 and "resuming from a checkpoint (session 1, update" in output, output
     compare(alone, finish(tmp_path, 0), 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_fall_back_together_if_one_shard_is_damaged(pair, tmp_path, rank):
+    code, output = launch(tmp_path, 2, *SHARDED, kill="1 step 16")
+    assert code != 0, output
+    newest = max((tmp_path / "runs").rglob(f"*.shard-{rank}-of-2.safetensors"))
+    flip_last_byte(newest)
+    code, output = launch(tmp_path, 2, *SHARDED)
+    assert code == 0, output
+    assert output.count("trying the previous one") == 1 and newest.name.partition(".")[0] in output
+    (config,) = (tmp_path / "runs").rglob("config.toml")
+    compare(pair, config.parent, 0)
 
 
 @pytest.mark.slow

@@ -46,8 +46,9 @@ def make_learner(case: dict[str, Any]) -> Learner:
     columns = {**column_shapes(rule, network, kind, **parameters), **kind.columns(CLASSES, **parameters)}
     buffer = Buffer(None if kind.unbounded else case.get("capacity", CAPACITY), None, rule, columns, rng=2)
     policy = policies.create(case.get("policy", "grasp"), **case.get("drawn", {}))
-    optimiser = Optimiser("sgd", 0.3, layer_decay=1.0, schedule="constant")  # AdamW would hide wrong scales
-    return kind(network, buffer, policy, optimiser, rng=3, **parameters)
+    # AdamW would hide wrong scales. Rates much above this one let losses rise, and rounding with them.
+    optimiser = Optimiser("sgd", case.get("rate", 0.03), layer_decay=1.0, schedule="constant")
+    return kind(network, buffer, policy, optimiser, rng=3, device=case.get("device"), **parameters)
 
 
 def chunks(case: dict[str, Any]) -> list[tuple[torch.Tensor, np.ndarray[Any, Any]]]:
@@ -68,19 +69,35 @@ def learn(ranks: Ranks | None, case: dict[str, Any]) -> dict[str, Any]:
         learner = distributed(learner, ranks, **case.get("how", {}))
         if case.get("placed"):
             place_by_chunk()
-    drawn, stored = [], []
+    elif "noise" in case:
+        add_noise(learner, case["noise"])
+    drawn, stored, weights = [], [], {}
     for number, (inputs, labels) in enumerate(chunks(case)):
         learner.observe(inputs, labels, 1000 * number + np.arange(len(labels)))
         log = learner.rehearse(BUDGET)
         drawn.append(log.ids[log.picks] if len(log.picks) else np.empty((0, 0), np.int64))
         stored.append(np.array(learner.buffer.ids))
-    network = {name: value for name, value in learner.network.state_dict().items() if value.is_floating_point()}
+        for name, value in learner.network.state_dict().items():
+            if value.is_floating_point():
+                weights[f"{name} after session {number + 1}"] = value.clone()
     held = 0 if ranks is None or not case.get("how") else len(learner.buffer.shard()["slots"])
     probe = torch.from_numpy(np.random.default_rng(5).normal(size=(20, DIM))).float()
     return {
-        "drawn": drawn, "stored": stored, "network": network, "logits": learner.logits(probe), "losses": log.losses,
+        "drawn": drawn, "stored": stored, "weights": weights, "logits": learner.logits(probe), "losses": log.losses,
         "sent": dict(ranks.sent) if ranks is not None else {}, "held": held,
     }  # fmt: skip
+
+
+def add_noise(learner: Learner, seed: int) -> None:
+    """Change each gradient by about 1e-7 of itself, which is what rounding in float32 does."""
+    rng = np.random.default_rng(seed)
+
+    def change() -> None:
+        for _, value in learner.network.plastic_parameters():
+            if value.grad is not None:
+                value.grad *= torch.as_tensor(1 + 1e-7 * rng.normal(size=value.shape))
+
+    learner.after_backward = change
 
 
 def place_by_chunk() -> None:
@@ -90,7 +107,7 @@ def place_by_chunk() -> None:
 
 
 def learn_all(ranks: Ranks | None, cases: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"cases": [learn(ranks, case) for case in cases]}
+    return {"cases": [learn(ranks, case) for case in cases], "device": str(ranks.device) if ranks else "none"}
 
 
 def first_session(ranks: Ranks, case: dict[str, Any]) -> dict[str, Any]:
@@ -130,13 +147,24 @@ def differences(one: dict[str, Any], other: dict[str, Any], tolerance: float = 1
         for session, (a, b) in enumerate(zip(one[what], other[what], strict=True), start=1):
             if not np.array_equal(a, b):
                 found.append(f"{what} in session {session}")
-    numbers = {**one["network"], "logits": one["logits"], "losses": one["losses"]}
-    others = {**other["network"], "logits": other["logits"], "losses": other["losses"]}
-    for name, a in numbers.items():
-        a, b = np.asarray(a), np.asarray(others[name])
+    others = numbers(other)
+    for name, a in numbers(one).items():
+        b = others[name]
         if a.shape != b.shape or not np.allclose(a, b, rtol=tolerance, atol=tolerance):
             found.append(f"{name} by {np.abs(a - b).max() if a.shape == b.shape else (a.shape, b.shape)}")
     return found
+
+
+def numbers(result: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    """The weights after each session, and the logits and losses of the last, of a result of `learn`."""
+    found = {**result["weights"], "logits": result["logits"], "losses": result["losses"]}
+    return {name: torch.as_tensor(value).numpy(force=True) for name, value in found.items()}
+
+
+def distance(one: dict[str, Any], other: dict[str, Any]) -> float:
+    """The largest difference between the weights, logits and losses of two results of `learn`."""
+    others = numbers(other)
+    return max(float(np.abs(a - others[name]).max()) for name, a in numbers(one).items())
 
 
 # -- the driver -------------------------------------------------------------------------------------------------------
@@ -181,7 +209,7 @@ def _rank(rank: int, port: int, order: dict[str, Any]) -> None:
     }  # fmt: skip
     file = Path("world") / f"{rank}"
     try:
-        with joined(timeout=order["given"].pop("timeout", 60.0)) as ranks:
+        with joined(order["given"].pop("timeout", 60.0), order["given"].pop("device", "cpu")) as ranks:
             result = globals()[order["job"]](ranks, **order["given"])
         save_state(file.with_suffix(".safetensors"), result)
     except BaseException:

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict
+from itertools import chain
 from typing import Any
 
 from graspcl.errors import GraspError
@@ -49,12 +50,14 @@ def run_benches(what: str, as_json: bool = False, **options: Any) -> bool:
             network.show(rates)
             return True
         return _print(rates, as_json)
-    from graspcl.bench import bars, full, scale, timing
+    from graspcl.bench import bars, full, ranks, scale, timing
 
     if not as_json:
         sys.stdout.write(timing.HEADER + "\n")
-    if what in ("scale", "full"):
-        return _print((scale if what == "scale" else full).run(**options), as_json)
+    if what == "full":
+        return _print(full.run(**options), as_json)
+    if what == "scale":
+        return _print(chain(scale.run(**options), ranks.run()), as_json)
     with timing.one_thread():
         chosen = BENCHES if what == "all" else [what]
         return _print((bar for name in chosen for bar in getattr(bars, BENCHES[name])()), as_json)

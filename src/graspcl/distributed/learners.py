@@ -69,8 +69,6 @@ def distributed(learner: L, ranks: Ranks | None = None, shards: Literal["ranks"]
 
 def refuse(learner: Learner) -> None:
     """Raise an error if ranks could not train the learner's network exactly, before anything is trained."""
-    if getattr(learner, "regularised", False):  # its weights were seen to differ from those of one process
-        raise GraspError("learner idbr with regularised=True is not exact on several ranks: run it in one process")
     network = learner.network.train()
     try:
         for name, part in network.named_modules():

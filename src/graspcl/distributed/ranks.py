@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import os
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
@@ -75,6 +76,7 @@ class Ranks:
         cuda = dist.get_backend() == "nccl"
         self.device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
         self.sent: Counter[str] = Counter()  # bytes that this rank has sent, by part
+        self.seconds = 0.0  # spent in exchanges, waiting for other ranks included
         self.separate = False  # True within `apart`
         self._lost = ""  # what went wrong, after an exchange has failed
 
@@ -143,17 +145,20 @@ class Ranks:
 
     @contextlib.contextmanager
     def _exchange(self) -> Iterator[None]:
-        """Turn torch's error about a lost rank into a readable one. Nothing more is sent afterwards."""
+        """Book the seconds. Turn torch's error about a lost rank into a readable one; nothing is sent afterwards."""
         if self._lost:
             raise GraspError(self._lost)
         if self.separate:
             raise GraspError("an exchange was started within Ranks.apart, where the other ranks do not take part")
+        begin = time.perf_counter()
         try:
             yield
         except RuntimeError as error:
             what = f"one has died, or has not answered within the time-out ({_reason(error)})"
             self._lost = f"rank {self.rank} of {self.world} has lost the others: {what}"
             raise GraspError(self._lost) from error
+        finally:
+            self.seconds += time.perf_counter() - begin
 
     def any(self, *flags: bool) -> list[bool]:
         """Return which of the `flags` are true on some rank."""

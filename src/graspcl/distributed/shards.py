@@ -36,6 +36,7 @@ class ShardedCodes:
         self._places = np.zeros(shape[0], np.int64)  # its row in `_rows`, if this rank holds it
         self._rows = np.empty((0, *shape[1:]), dtype)
         self._free = np.empty(0, np.int64)  # unused rows
+        self._levels = np.zeros(ranks.world, np.int64)  # how many samples each rank holds
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -54,7 +55,8 @@ class ShardedCodes:
             self.holders[slots], self._places[slots] = self.holders[values.slots], self._places[values.slots]
             self.holders[values.slots] = _NOBODY
         else:
-            self.holders[slots] = self._fewest(len(slots))
+            self.holders[slots] = chosen = self._fewest(len(slots))
+            self._levels += np.bincount(chosen, minlength=self.ranks.world)
             own = np.flatnonzero(self.holders[slots] == self.ranks.rank)
             self._places[slots[own]] = places = self._room(len(own))
             self._rows[places] = values[own]
@@ -80,14 +82,14 @@ class ShardedCodes:
         return len(self._rows)
 
     def _release(self, slots: Array) -> None:
-        own = self.holders[slots] == self.ranks.rank
-        self._free = np.append(self._free, self._places[slots[own]])
+        holders = self.holders[slots]
+        self._levels -= np.bincount(holders[holders != _NOBODY], minlength=self.ranks.world)
+        self._free = np.append(self._free, self._places[slots[holders == self.ranks.rank]])
         self.holders[slots] = _NOBODY
 
     def _fewest(self, number: int) -> Array:
         """Return the ranks of `number` new samples: each goes where the fewest are by then."""
-        levels = np.bincount(self.holders[self.holders != _NOBODY], minlength=self.ranks.world)
-        after = levels[:, None] + np.arange(number)
+        after = self._levels[:, None] + np.arange(number)
         return np.argsort(after.T, axis=None, kind="stable")[:number] % self.ranks.world
 
     def _room(self, number: int) -> Array:
@@ -143,12 +145,12 @@ class ShardedBuffer(Buffer):
     def of(cls, buffer: Buffer, ranks: Ranks) -> ShardedBuffer:
         """Take over a buffer that all ranks have, filled or empty; each keeps its part."""
         if buffer.codec is not None and buffer.codec.ragged:
-            raise GraspError(
-                "buffer.shards: image files differ in length, and ranks cannot divide them; set it to none"
-            )
+            why = "image files differ in length, and ranks cannot divide them"
+            raise GraspError(f"buffer.shards: {why}; leave out --buffer.shards, or set --rehearsal latent")
         if buffer._sequences is not None:
+            why = "texts are stored without padding, and ranks cannot divide codes of different lengths"
             raise GraspError(
-                "buffer.shards: texts differ in length, and ranks cannot divide their latents; set it to none"
+                f"buffer.shards: {why}; leave out --buffer.shards, or in Python make the Buffer without padding"
             )
         if buffer._ledger is not None:
             raise GraspError("buffer.shards: a buffer in a folder cannot be divided among ranks; use storage='ram'")

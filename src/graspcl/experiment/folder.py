@@ -32,6 +32,7 @@ import numpy as np
 
 from graspcl.cache import lock
 from graspcl.checks import Array
+from graspcl.distributed import Ranks, text_digest
 from graspcl.errors import GraspError
 from graspcl.experiment.checkpoints import Segments, Stored
 from graspcl.integrity import CHECKSUMS, Damaged, list_texts, pack_arrays, read_text
@@ -190,28 +191,39 @@ class RunFolder:
         """Save what a rank holds of the buffer, for the checkpoint `number`, which is saved when all have done so."""
         save_state(self.path / "checkpoints" / f"{number:06d}.shard-{rank}-of-{world}.safetensors", shard)
 
-    def load_checkpoint(self, note: Callable[[str], None]) -> dict[str, Any] | None:
-        """Return the newest readable state; call `note` about damaged ones."""
+    def load_checkpoint(self, note: Callable[[str], None], ranks: Ranks | None = None) -> dict[str, Any] | None:
+        """Return the newest readable state; call `note` about damaged ones. Ranks use the newest that all can read."""
         if self.writable:
             for folder in (self.path, self.path / "checkpoints", self.path / "plans"):
                 drop_unfinished(folder)
-        for path in reversed(self._checkpoints()):
+        found = self._checkpoints()
+        if ranks is not None:
+            names = text_digest([path.name for path in found])
+            ranks.agree({"the checkpoints they find": names}, f"all must see the folder {self.path}")
+        for path in reversed(found):
+            state, fault = None, ""
             try:
-                state = load_state(path, note)
-                if "stream" not in state:
-                    raise GraspError(f"the checkpoint {path} does not belong to a run")
-                shards, segments = state.pop("shards", None), state.pop("segments", None)
-                columns = state["learner"]["buffer"]["columns"] if shards or segments else {}
-                if shards is not None and columns:
-                    columns["codes"] = ShardFiles(path, shards["number"], shards["shape"], shards["dtype"])
-                if segments is not None:
-                    codes = self.segments.open(segments, columns["births"])
-                    state["learner"]["buffer"]["columns"] = {"codes": codes, **columns}  # the order of a new buffer
-                return state
+                state = self._read_checkpoint(path, note, ranks)
             except GraspError as error:
-                what = str(error) if str(path) in str(error) else f"the checkpoint {path} cannot be used: {error}"
-                note(f"{what}; trying the previous one")
+                fault = str(error) if str(path) in str(error) else f"the checkpoint {path} cannot be used: {error}"
+            if not (fault if ranks is None else ranks.any(bool(fault))[0]):
+                return state
+            note(f"{fault or f'another rank cannot read the checkpoint {path}'}; trying the previous one")
         return None
+
+    def _read_checkpoint(self, path: Path, note: Callable[[str], None], ranks: Ranks | None) -> dict[str, Any]:
+        state = load_state(path, note)
+        if "stream" not in state:
+            raise GraspError(f"the checkpoint {path} does not belong to a run")
+        shards, segments = state.pop("shards", None), state.pop("segments", None)
+        columns = state["learner"]["buffer"]["columns"] if shards or segments else {}
+        if shards is not None and columns:
+            columns["codes"] = files = ShardFiles(path, shards["number"], shards["shape"], shards["dtype"])
+            files.verify(slice(None) if ranks is None else slice(ranks.rank, None, ranks.world))
+        if segments is not None:
+            codes = self.segments.open(segments, columns["births"])
+            state["learner"]["buffer"]["columns"] = {"codes": codes, **columns}  # the order of a new buffer
+        return state
 
     def drop_checkpoints(self, all_but: int = 0) -> None:
         """Delete all checkpoints except the last `all_but`."""
@@ -242,6 +254,11 @@ class ShardFiles:
         if missing := [file for file in self._files if not file.is_file()]:
             raise GraspError(f"the checkpoint {state} lacks its shard {missing[0].name}")
         self.shape, self.dtype = tuple(shape), np.dtype(dtype)
+
+    def verify(self, which: slice) -> None:
+        """Read some of the files; raise an error if one of them is damaged."""
+        for file in self._files[which]:
+            load_state(file)
 
     def __len__(self) -> int:
         return self.shape[0]

@@ -279,7 +279,7 @@ class _RunLoop:
 
     def _restore(self, base: Path) -> dict[str, Any] | None:
         """Load the last checkpoint, or go to the start of the stream; return the session that was interrupted."""
-        state = self.folder.load_checkpoint(self.progress.note)
+        state = self.folder.load_checkpoint(self.progress.note, self.ranks)
         if self.ranks is not None:
             found = text_digest(None if state is None else [state["records"], state["seconds"]])
             self.ranks.agree({"the checkpoint they find": found}, f"all must see the folder {self.folder.path}")

@@ -1,0 +1,65 @@
+"""Shards in memory and in checkpoints, where damage of one shard makes the whole checkpoint unusable."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from graspcl.distributed.shards import ShardedCodes
+from graspcl.experiment import RunFolder
+
+CODES = np.arange(24, dtype=np.uint8).reshape(6, 4)
+
+
+@pytest.fixture
+def place(tmp_path):
+    """Two checkpoints of a buffer in two shards."""
+    folder = RunFolder(tmp_path)
+    for number in (1, 2):
+        for rank in range(2):
+            slots = np.arange(rank, 6, 2)
+            folder.save_shard(number, rank, 2, {"slots": slots, "codes": CODES[slots] + number})
+        shards = {"number": 2, "shape": [6, 4], "dtype": "uint8"}
+        buffer = {"columns": {"births": np.arange(6)}}
+        folder.save_checkpoint({"stream": number, "learner": {"buffer": buffer}, "shards": shards})
+    return folder
+
+
+def test_shards_make_up_the_codes(place):
+    state = place.load_checkpoint(pytest.fail)
+    codes = state["learner"]["buffer"]["columns"]["codes"]
+    assert np.array_equal(codes, CODES + 2)
+    assert np.array_equal(codes[[5, 0]], CODES[[5, 0]] + 2)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_damaged_shard_is_found_before_anything_is_restored(place, rank):
+    flip_last_byte(place.path / "checkpoints" / f"000002.shard-{rank}-of-2.safetensors")
+    said = []
+    state = place.load_checkpoint(said.append)
+    assert state["stream"] == 1 and np.array_equal(state["learner"]["buffer"]["columns"]["codes"], CODES + 1)
+    (line,) = said
+    assert f"shard-{rank}-of-2.safetensors is damaged" in line and line.endswith("trying the previous one")
+
+
+def flip_last_byte(file):
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
+def test_ranks_count_what_they_hold_as_samples_come_move_and_go():
+    codes = ShardedCodes(SimpleNamespace(rank=0, world=3), (12, 2), np.uint8)
+
+    def held():
+        return np.bincount(codes.holders[codes.holders >= 0], minlength=3).tolist()
+
+    codes[np.arange(7)] = np.zeros((7, 2), np.uint8)
+    assert held() == [3, 2, 2] == codes._levels.tolist()
+    codes[np.array([0, 3])] = codes[np.array([5, 6])]  # evicted, and those at the end move
+    assert held() == [1, 2, 2] == codes._levels.tolist()
+    codes[np.array([5, 6, 1])] = np.zeros((3, 2), np.uint8)  # goes to rank 0 first; slot 1 is overwritten
+    assert held() == codes._levels.tolist() and max(held()) - min(held()) <= 1
+    grown = ShardedCodes(codes.ranks, (20, 2), np.uint8)
+    grown[np.arange(12)] = codes
+    assert grown._levels.tolist() == held()
