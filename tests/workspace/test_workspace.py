@@ -159,14 +159,33 @@ def test_a_full_memory_stays_within_its_size(tmp_path, monkeypatch):
 
 def test_duplicates_are_counted_and_contradictions_are_left_out(shop):
     known, new = texts("fruit", 0, 3), texts("car", 0, 8)
-    labels = ["fruit", "fruit", "tool", *["car"] * 8, "car", "music"]
-    result = shop.learn([*known, *new, new[0], new[1]], labels)
+    result = shop.learn([*known, *new, new[0]], ["fruit", "fruit", "tool", *["car"] * 9])
     assert result.added == {"car": 8} and result.duplicates == 3
-    assert [line.partition(" is ")[2] for line in result.contradictions] == [
-        "given as 'tool', but is stored as 'fruit': left out",
-        "given as 'music', but is stored as 'car': left out",
-    ]
-    assert "music" not in shop.classes
+    assert result.contradictions == [f"{known[2]!r} is given as 'tool', but is stored as 'fruit': left out"]
+
+
+def test_samples_that_contradict_each_other_are_all_left_out(shop):
+    new, music = texts("car", 0, 9), texts("music", 0, 1)
+    given = [*new[:8], *music, new[3], new[3]]
+    result = shop.learn(given, [*["car"] * 8, "music", "music", "car"], updates=1)
+    assert result.added == {"car": 7, "music": 1} and result.duplicates == 0
+    told = "{0!r} is given as {1!r}, and {0!r} with the same content as {2!r}: both left out".format
+    pairs = [("car", "music"), ("music", "car"), ("car", "music")]
+    assert result.contradictions == [told(new[3], *pair) for pair in pairs]
+    version = stored(shop)
+    assert shop.ids([new[3]])[0] not in {*version.buffer.ids.tolist(), *version.held.ids.tolist()}
+    assert shop.status().history[-1]["contradictions"] == 3
+
+
+def test_a_class_without_a_sample_that_is_certain_does_not_exist(tmp_path):
+    """The first data have every text of one class also in another one."""
+    same = [("music", text) for _, text in rows("tool", end=3)]
+    data = table(tmp_path / "first.csv", [*rows("fruit", "tool", "animal", end=12), *same])
+    shop = Workspace.new(tmp_path / "shop", data, backbone="vector", updates=1)
+    assert shop.classes == ["fruit", "tool", "animal"] and len(shop.made.contradictions) == 6
+    assert shop.made.added == {"fruit": 12, "tool": 9, "animal": 12}
+    again = shop.learn(texts("tool", 0, 1), ["tool"], updates=1)
+    assert again.added == {"tool": 1}
 
 
 def test_nothing_new_changes_nothing(shop):

@@ -6,6 +6,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,12 +121,12 @@ class _Told(Silent):
 def _workspace(config: Config, samples: Samples[Any], train: list[Array]) -> tuple[float, float, Config]:
     """Return the accuracy after the last week, its seconds, and the settings with the codec that was chosen."""
     with tempfile.TemporaryDirectory() as folder, Store.create(Path(folder) / "shop", {}) as store:
-        version = new_version(config, samples, train[0], _Told())
-        chosen, seconds = version.config, 0.0
+        empty = new_version(config, samples, train[0], _Told())
+        chosen, seconds = empty.config, 0.0
         for week, rows in enumerate(train):
             start = time.perf_counter()
-            version = Version.load(store) if week else version
-            result = learn(version, samples, rows, Effort(), Silent())
+            load = (lambda: Version.load(store)) if week else (lambda: deepcopy(empty))
+            version, result = learn(load, samples, rows, Effort(), Silent())
             version.save(store, "learn" if week else "new", summary_of(result, f"week {week}"))
             seconds = time.perf_counter() - start
             sys.stderr.write(

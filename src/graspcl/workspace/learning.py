@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,14 +59,21 @@ class Refused(GraspError):
         self.result = result
 
 
-def learn(version: Version, samples: Samples[Any], rows: Array, effort: Effort, progress: Progress) -> Learnt:
-    """Take the samples at `rows` [n] into a version and train it. Nothing is written."""
-    began, old, known = time.monotonic(), version.held, set(version.names)
-    before = version.right()
-    arrivals = Arrivals(samples, rows, version.known())
-    for chunk in arrivals.chunks(progress):
-        parts = [version.learner.encode(part) for part in chunk.inputs.split(_ENCODED)]
-        _take(version, chunk.ids, chunk.names, torch.cat([torch.as_tensor(part) for part in parts]))
+def learn(
+    load: Callable[[], Version], samples: Samples[Any], rows: Array, effort: Effort, progress: Progress
+) -> tuple[Version, Learnt]:
+    """Take the samples at `rows` [n] into a version and train it. Nothing is written.
+
+    Args:
+        load: returns the version as it is before. It is called twice if the samples contradict each other.
+    """
+    began, version = time.monotonic(), load()
+    old, known, before = version.held, set(version.names), version.right()
+    arrivals = _take_all(version, samples, rows, progress)
+    if arrivals.torn:
+        del version
+        version = load()
+        arrivals = _take_all(version, samples, rows, progress, arrivals.torn)
     if len(version.names) < 2:
         raise GraspError(f"a classifier needs at least two classes, and {samples.name} has {len(version.names)}")
     held = len(version.held) - len(old)
@@ -81,7 +89,7 @@ def learn(version: Version, samples: Samples[Any], rows: Array, effort: Effort, 
     fell = fallen({**found, _ALL: together})
     tally = tallies(right, version.held.labels)
     names = version.names
-    return Learnt(
+    return version, Learnt(
         dict(arrivals.counts), held, arrivals.duplicates, arrivals.contradictions,
         [*samples.problems, *arrivals.problems], trained,
         {names[label]: one for label, one in found.items()},
@@ -101,6 +109,17 @@ def _confused(version: Version, predicted: Array, labels: Array, known: set[int]
         for (true, taken), number in pairs.items()
         if taken not in known and number >= 2 and number >= _CONFUSED * sizes[true]
     ]
+
+
+def _take_all(
+    version: Version, samples: Samples[Any], rows: Array, progress: Progress, disputed: Set[int] = frozenset()
+) -> Arrivals:
+    """Read the samples at `rows` [n] and store what is new, without samples whose ids are `disputed`."""
+    arrivals = Arrivals(samples, rows, version.known(), disputed)
+    for chunk in arrivals.chunks(progress):
+        parts = [version.learner.encode(part) for part in chunk.inputs.split(_ENCODED)]
+        _take(version, chunk.ids, chunk.names, torch.cat([torch.as_tensor(part) for part in parts]))
+    return arrivals
 
 
 def _take(version: Version, ids: Array, names: list[str], codes: Codes) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, Literal
 
@@ -90,8 +91,8 @@ class Workspace:
         samples = open_labelled(config, str(data), text, label)
         with Store.create(folder, {"kind": "classifier"}) as store:
             rows = _rows(samples)
-            version = new_version(config, samples, rows, progress)
-            result = learn(version, samples, rows, _effort(budget, updates), progress)
+            empty = new_version(config, samples, rows, progress)
+            version, result = learn(lambda: deepcopy(empty), samples, rows, _effort(budget, updates), progress)
             if not result.samples:
                 raise GraspError(f"none of the samples of {samples.name} can be used: {(result.problems or ['?'])[0]}")
             version.save(store, "new", summary_of(result, str(data)))
@@ -219,8 +220,7 @@ class Workspace:
         with self._writing() as store:
             config = from_plain(head_of(store)["settings"])
             samples = self._labelled(config, inputs, labels, text, label)
-            version = Version.load(store)
-            result = learn(version, samples, _rows(samples), effort, self.progress)
+            version, result = learn(lambda: Version.load(store), samples, _rows(samples), effort, self.progress)
             if (why := refusal(result)) and not accept:
                 raise Refused(why, result)
             if result.samples:
