@@ -16,6 +16,7 @@ from made_up_texts import rows, table, texts
 
 from graspcl import GraspError, Workspace
 from graspcl.progress import Silent
+from graspcl.workspace.calibration import auroc, score
 from graspcl.workspace.learning import Refused
 from graspcl.workspace.overview import RECENT
 from graspcl.workspace.store import Store
@@ -262,9 +263,11 @@ def test_a_damaged_version_is_not_used(shop):
     again = Workspace.open(shop.folder, progress=notes)
     assert np.array_equal(again.predict(ASKED).probabilities, before)
     assert name in notes.lines[0] and "predicting as before the change of" in notes.lines[0]
-    with pytest.raises(GraspError, match=name):
+    with pytest.raises(GraspError, match=f"{name}.*take the last change back with `graspcl undo`"):
         again.learn(texts("music", 0, 20), ["music"] * 20)
+    assert [name in line for line in again.verify()] == [True]
     assert again.undo()["verb"] == "learn"
+    assert again.verify() == []  # nothing that can be reached is damaged
     again.learn(texts("music", 0, 20), ["music"] * 20, updates=1)
     assert again.verify() == []
 
@@ -303,6 +306,11 @@ def test_inputs_unlike_what_was_learned_are_noticed(shop):
     status = shop.status()
     assert status.drift.found and status.drift.number == 60
     assert any("looks unlike what was learned" in line for line in status.warnings)
+    known, new = stored(shop).some_logits()[0], shop.predict(texts("car", 0, 40)).scores
+    result = shop.learn(texts("car", 0, 40), ["car"] * 40, updates=1)
+    assert result.novelty == pytest.approx(auroc(score(known), new), abs=0.02)  # four are held out
+    assert shop.history[-1]["novelty"] == result.novelty and shop.history[-2]["novelty"] is None
+    assert shop.status().drift is None  # another version predicted
 
 
 def test_evaluate(shop):
@@ -316,10 +324,65 @@ def test_evaluate(shop):
 
 
 def test_a_data_set_of_one_class_is_no_classifier(tmp_path):
-    with pytest.raises(GraspError, match="at least two classes"):
+    with pytest.raises(GraspError, match="at least two classes, and one has 1"):
         Workspace.new(tmp_path / "shop", table(tmp_path / "one.csv", rows("fruit")), backbone="vector")
-    with pytest.raises(GraspError, match="is empty"):
-        Workspace.open(tmp_path / "shop")
+    assert not (tmp_path / "shop").exists()
+
+
+def test_mistakes_are_told_before_anything_is_encoded(tmp_path, shop, monkeypatch):
+    data = table(tmp_path / "first.csv", rows("fruit", "tool"))
+    monkeypatch.setattr("graspcl.workspace.workspace.new_version", None)
+    with pytest.raises(GraspError, match="is not empty"):
+        Workspace.new(tmp_path, tmp_path / "nosuch.csv")
+    with pytest.raises(GraspError, match="a budget is a time"):
+        Workspace.new(tmp_path / "new", tmp_path / "nosuch.csv", budget="soon")
+    with pytest.raises(GraspError, match="at least two classes"):
+        Workspace.new(tmp_path / "new", table(tmp_path / "one.csv", rows("fruit")), backbone="vector")
+    monkeypatch.setattr(Workspace, "_current", None)
+    with pytest.raises(GraspError, match=r"export writes .onnx or .safetensors"):
+        shop.export("model.txt")
+    assert data.exists() and not (tmp_path / "new").exists()
+
+
+def test_a_new_that_fails_leaves_nothing(tmp_path, monkeypatch):
+    def fail(*_):
+        raise GraspError("no more")
+
+    data = table(tmp_path / "first.csv", rows("fruit", "tool"))
+    monkeypatch.setattr("graspcl.workspace.workspace.learn", fail)
+    with pytest.raises(GraspError, match="no more"):
+        Workspace.new(tmp_path / "shop", data, backbone="vector")
+    assert not (tmp_path / "shop").exists()
+
+
+def test_data_that_do_not_fit_are_named_as_they_were_given(shop, tmp_path):
+    (tmp_path / "photos" / "cat").mkdir(parents=True)
+    with pytest.raises(GraspError, match=r"^nosuch: there is no such folder or file"):
+        shop.learn("nosuch")
+    with pytest.raises(GraspError, match=r"the workspace learns texts, and .*photos has none; give a table"):
+        shop.learn(tmp_path / "photos")
+
+
+def test_samples_that_can_all_not_be_read_are_an_error(shop):
+    with pytest.raises(GraspError, match="none of the samples of the samples can be used: empty text"):
+        shop.learn(["", " "], ["fruit", "tool"])
+    assert shop.learn(["", *texts("fruit", 0, 1)], ["fruit", "fruit"]).problems == ["empty text"]
+
+
+def test_weights_that_are_not_finite_are_refused(shop):
+    before = number(shop)
+    with Store.open(shop.folder, write=True) as store:
+        version = Version.load(store)
+        version.learner.network.head.weight[0, 0] = float("nan")
+        with pytest.raises(GraspError, match=r"nothing was changed: training ended with NaN .* in head.weight"):
+            version.save(store, "learn", {})
+        weights = store.get(store.head.manifest["network"])
+        weights["head.weight"][0, 0] = float("nan")
+        store.commit("learn", {}, {**store.head.manifest, "network": store.put(weights)})
+    with pytest.raises(GraspError, match=r"cannot predict: NaN or infinite weights in head.weight; use `graspcl undo`"):
+        Workspace.open(shop.folder).predict(ASKED)
+    shop.undo()
+    assert number(shop) == before and shop.predict(ASKED).names[0] == "fruit"
 
 
 def test_texts_of_a_transformer_are_learned_and_kept(tmp_path):

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from graspcl.checks import Array
 from graspcl.data import Samples, find_columns
-from graspcl.data.sources import check_source, data_sources, source_name
+from graspcl.data.sources import check_source, data_sources, kind_of_files, source_name
 from graspcl.errors import GraspError
 from graspcl.experiment.prediction import Inputs
 from graspcl.experiment.prepare import EncodedTexts, open_data
@@ -40,7 +40,12 @@ def open_labelled(config: Config, path: str, text: str | None = None, label: str
         label: column of the classes.
     """
     settings: dict[str, Any] = {"data.path": path}
-    check_source(replaced(config, settings).data, config.reads, "the workspace")
+    reads = "images" if config.reads == "images" else "texts"
+    if path not in data_sources and Path(path).exists() and kind_of_files(path) != reads:
+        wanted = "one folder of images per class" if reads == "images" else "a table (CSV, TSV, JSONL or Parquet)"
+        raise GraspError(f"the workspace learns {reads}, and {path} has none; give {wanted}")
+    with naming_options():
+        check_source(replaced(config, settings).data, config.reads, "the workspace")
     if "text" in data_sources.parameters(source_name(path, config.reads)):
         with naming_options():
             settings["data.text"], settings["data.label"] = find_columns(path, text, label)
@@ -49,13 +54,14 @@ def open_labelled(config: Config, path: str, text: str | None = None, label: str
 
 @contextlib.contextmanager
 def naming_options() -> Iterator[None]:
-    """Let errors about the columns of a table name the options of a workspace, not those of a run."""
+    """Let errors about data name the arguments and options of a workspace, not those of a run."""
     try:
         yield
     except GraspError as error:
-        if "--data." not in str(error):
+        if "--data" not in str(error):
             raise
-        raise GraspError(re.sub(r"--data\.(text|label|pixels)", r"--\1", str(error))) from error
+        text = re.sub(r"--data\.(text|label|pixels)", r"--\1", str(error))
+        raise GraspError(re.sub(r"--data (?=\S)", "", text)) from error
 
 
 class Given(Samples[Tensor]):

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 
 from graspcl.buffer import Codes
 from graspcl.checks import Array
@@ -17,12 +19,14 @@ from graspcl.data import Samples
 from graspcl.errors import GraspError
 from graspcl.progress import Progress
 from graspcl.workspace.arriving import Arrivals
+from graspcl.workspace.calibration import novelty
 from graspcl.workspace.judging import Change, Tally, changes, fallen, hold_out, tallies
 from graspcl.workspace.training import Effort, Trained, train
 from graspcl.workspace.version import Version
 
 _ENCODED = 64  # samples that pass through the frozen part at a time
 _ALL = -1  # stands for all classes together, as a label
+_SCORED = 500  # samples of new classes at most that are scored before they are learned
 _CONFUSED = 0.2  # warn if a new class takes at least this share of an earlier class
 
 
@@ -43,6 +47,7 @@ class Learnt:
     fallen: list[str]  # classes that fell beyond chance
     all_fell: bool  # whether the earlier classes together fell beyond chance
     confused: list[str]  # earlier classes that are taken for new ones
+    novelty: float | None  # AUROC of telling new classes as unknown, before they were learned
     seconds: float
 
     @property
@@ -69,14 +74,18 @@ def learn(
     """
     began, version = time.monotonic(), load()
     old, known, before = version.held, set(version.names), version.right()
+    head = version.learner.network.head
+    rows_before, scored = (head.weight.clone(), head.bias.clone()), version.some_logits()[0]
     arrivals = _take_all(version, samples, rows, progress)
     if arrivals.torn:
         del version
         version = load()
         arrivals = _take_all(version, samples, rows, progress, arrivals.torn)
-    if len(version.names) < 2:
-        raise GraspError(f"a classifier needs at least two classes, and {samples.name} has {len(version.names)}")
-    held = len(version.held) - len(old)
+    problems = [*samples.problems, *arrivals.problems]
+    if problems and len(arrivals.problems) == len(rows):
+        raise GraspError(f"none of the samples of {samples.name} can be used: {problems[0]}")
+    check_classes(samples.name, len(version.names))
+    held, novel = len(version.held) - len(old), novelty(scored, _new_logits(version, rows_before, known))
     trained = Trained(0, 0.0, "there is nothing new")
     if arrivals.counts:
         accuracy, batch_size = lambda: float(version.right().sum()) / max(1, len(version.held)), _batch(version)
@@ -91,13 +100,22 @@ def learn(
     names = version.names
     return version, Learnt(
         dict(arrivals.counts), held, arrivals.duplicates, arrivals.contradictions,
-        [*samples.problems, *arrivals.problems], trained,
+        problems, trained,
         {names[label]: one for label, one in found.items()},
         {names[label]: one for label, one in tally.items() if label not in found},
         together, Tally(int(right.sum()), len(right)), [names[label] for label in fell if label != _ALL], _ALL in fell,
-        _confused(version, predicted[: len(old)], old.labels, known),
+        _confused(version, predicted[: len(old)], old.labels, known), novel,
         time.monotonic() - began,
     )  # fmt: skip
+
+
+def _new_logits(version: Version, head: tuple[Tensor, Tensor], known: set[int]) -> Tensor:
+    """Return the logits [n, classes] of samples of new classes, by the weights and biases of the head of before."""
+    slots = np.flatnonzero(~np.isin(version.buffer.labels, [*known]))
+    slots = slots[np.linspace(0, len(slots) - 1, min(len(slots), _SCORED)).astype(np.int64)]
+    if not known or not len(slots):
+        return torch.zeros(0, 1)
+    return F.linear(version.learner.outputs(version.buffer["codes"][slots], "features"), *head).cpu()
 
 
 def _confused(version: Version, predicted: Array, labels: Array, known: set[int]) -> list[str]:
@@ -109,6 +127,12 @@ def _confused(version: Version, predicted: Array, labels: Array, known: set[int]
         for (true, taken), number in pairs.items()
         if taken not in known and number >= 2 and number >= _CONFUSED * sizes[true]
     ]
+
+
+def check_classes(name: str, classes: int) -> None:
+    """Refuse data, by their name, with fewer than two classes."""
+    if classes < 2:
+        raise GraspError(f"a classifier needs at least two classes, and {name} has {classes}")
 
 
 def _take_all(
@@ -144,7 +168,7 @@ def summary_of(result: Learnt, source: str) -> dict[str, Any]:
         "samples": result.samples, "held": result.held, "duplicates": result.duplicates,
         "contradictions": len(result.contradictions), "added": result.added, "updates": result.trained.updates,
         "seconds": round(result.seconds, 1), "source": source, "fallen": result.fallen,
-        "all_fell": result.all_fell, "confused": result.confused,
+        "all_fell": result.all_fell, "confused": result.confused, "novelty": result.novelty,
         "changed": {name: [list(one.before), list(one.after)] for name, one in result.changed.items()},
     }  # fmt: skip
 
