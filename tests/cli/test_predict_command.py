@@ -182,7 +182,7 @@ def test_what_is_no_regular_file_is_named_and_the_others_are_predicted(place, ca
     (folder / "loop").symlink_to(".")
     os.mkfifo(folder / "pipe.png")
     os.mkfifo(place / "other.png")
-    rows, said = call("images", "odd", "odd/gone.png", "other.png")
+    rows, said = call("images", "odd", "odd/gone.png", "other.png", code=1)
     assert [row[0] for row in rows[1:]] == ["odd/=1+1.png", "odd/gone.png", "other.png"]
     assert [bool(row[1]) for row in rows[1:]] == [True, False, False]
     for reason in ("gone.png cannot be read: No such", "loop is left out", "other.png cannot be read: it is a pipe"):

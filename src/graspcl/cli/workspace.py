@@ -112,10 +112,14 @@ def evaluate(workspace: Shop, data: str, /, *, text: Text = None, label: Label =
         print(f"{shown(true)} is taken for {shown(taken)}: {plural(number, 'time')}")
     print(f"accuracy {found.overall.points:.1f} % ({found.overall.right} of {found.overall.number})")
     print(f"expected calibration error {100 * found.calibration_error:.1f} points")
-    print(f"called unknown although known: {found.unknown}")
+    if found.marks:
+        print(f"called unknown although known: {found.unknown}")
+    else:
+        print("nothing is called unknown: there are fewer than 20 held-out samples to choose a threshold on")
     if found.foreign.number:
+        marked = f", called unknown: {found.foreign}" if found.marks else f": {found.foreign.number}"
         auroc = "" if found.auroc is None else f", AUROC {found.auroc:.3f}"
-        print(f"samples of classes that were not learned, called unknown: {found.foreign}{auroc}")
+        print(f"samples of classes that were not learned{marked}{auroc}")
 
 
 def status(workspace: Shop, /) -> None:

@@ -21,12 +21,13 @@ from graspcl.progress import Progress
 from graspcl.workspace.arriving import Arrivals
 from graspcl.workspace.calibration import novelty
 from graspcl.workspace.judging import Change, Tally, changes, fallen, hold_out, tallies
+from graspcl.workspace.memory import HeldOut
 from graspcl.workspace.training import Effort, Trained, train
 from graspcl.workspace.version import Version
 
 _ENCODED = 64  # samples that pass through the frozen part at a time
 _ALL = -1  # stands for all classes together, as a label
-_SCORED = 500  # samples of new classes at most that are scored before they are learned
+_SCORED = 500  # samples of known and of new classes at most that are scored before training
 _CONFUSED = 0.2  # warn if a new class takes at least this share of an earlier class
 
 
@@ -74,8 +75,7 @@ def learn(
     """
     began, version = time.monotonic(), load()
     old, known, before = version.held, set(version.names), version.right()
-    head = version.learner.network.head
-    rows_before, scored = (head.weight.clone(), head.bias.clone()), version.some_logits()[0]
+    head = [part.clone() for part in (version.learner.network.head.weight, version.learner.network.head.bias)]
     arrivals = _take_all(version, samples, rows, progress)
     if arrivals.torn:
         del version
@@ -83,9 +83,9 @@ def learn(
         arrivals = _take_all(version, samples, rows, progress, arrivals.torn)
     problems = [*samples.problems, *arrivals.problems]
     if problems and len(arrivals.problems) == len(rows):
-        raise GraspError(f"none of the samples of {samples.name} can be used: {problems[0]}")
+        raise GraspError(f"no sample can be used: {problems[0]}")
     check_classes(samples.name, len(version.names))
-    held, novel = len(version.held) - len(old), novelty(scored, _new_logits(version, rows_before, known))
+    held, novel = len(version.held) - len(old), _novelty(version, head, old, known)
     trained = Trained(0, 0.0, "there is nothing new")
     if arrivals.counts:
         accuracy, batch_size = lambda: float(version.right().sum()) / max(1, len(version.held)), _batch(version)
@@ -99,8 +99,7 @@ def learn(
     tally = tallies(right, version.held.labels)
     names = version.names
     return version, Learnt(
-        dict(arrivals.counts), held, arrivals.duplicates, arrivals.contradictions,
-        problems, trained,
+        dict(arrivals.counts), held, arrivals.duplicates, arrivals.contradictions, problems, trained,
         {names[label]: one for label, one in found.items()},
         {names[label]: one for label, one in tally.items() if label not in found},
         together, Tally(int(right.sum()), len(right)), [names[label] for label in fell if label != _ALL], _ALL in fell,
@@ -109,13 +108,22 @@ def learn(
     )  # fmt: skip
 
 
-def _new_logits(version: Version, head: tuple[Tensor, Tensor], known: set[int]) -> Tensor:
-    """Return the logits [n, classes] of samples of new classes, by the weights and biases of the head of before."""
-    slots = np.flatnonzero(~np.isin(version.buffer.labels, [*known]))
-    slots = slots[np.linspace(0, len(slots) - 1, min(len(slots), _SCORED)).astype(np.int64)]
-    if not known or not len(slots):
-        return torch.zeros(0, 1)
-    return F.linear(version.learner.outputs(version.buffer["codes"][slots], "features"), *head).cpu()
+def _novelty(version: Version, head: list[Tensor], old: HeldOut, known: set[int]) -> float | None:
+    """Return how well new classes are told from `known` ones before training; `head` is weights and biases of before.
+
+    Both are scored by it: stored samples of new classes, and the held-out samples `old`.
+    """
+    new = np.flatnonzero(~np.isin(version.buffer.labels, [*known]))
+    if not len(old) or not len(new):
+        return None
+    codes = old.codes[_spread(len(old))], version.buffer["codes"][new[_spread(len(new))]]
+    features = (version.learner.outputs(torch.as_tensor(part), "features") for part in codes)
+    return novelty(*(F.linear(part, *head).cpu() for part in features))
+
+
+def _spread(number: int) -> Array:
+    """Return up to 500 of `number` positions, at equal distances."""
+    return np.linspace(0, number - 1, min(number, _SCORED)).astype(np.int64)
 
 
 def _confused(version: Version, predicted: Array, labels: Array, known: set[int]) -> list[str]:

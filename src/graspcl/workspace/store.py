@@ -309,10 +309,8 @@ class Store:
         others, restored = Objects(Path(copy) / OBJECTS), 0
         for name in dict.fromkeys(name for version in self.versions() for name in _names(version.manifest)):
             if self._objects.fault(name) and not others.fault(name):
-                content, path = others.path(name).read_bytes(), self._objects.path(name)
                 with _disk_errors(self.folder):
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    write_whole(path, lambda file, content=content: file.write(content))
+                    _copy(others.path(name), self._objects.path(name))
                 restored += 1
         return restored
 
@@ -408,6 +406,12 @@ def _read(folder: Path, pages: bool) -> tuple[Journal, list[str]]:
         except Damaged as error:
             problems.append(f"{folder / name} is damaged: {error}")
     raise GraspError(f"nothing of the workspace can be read: {'; '.join(problems)}; restore it from a copy")
+
+
+def _copy(source: Path, path: Path) -> None:
+    content = source.read_bytes()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, lambda file: file.write(content))
 
 
 def _names(manifest: dict[str, Any]) -> Iterator[str]:

@@ -135,16 +135,12 @@ class Version:
         return tallies(self.right(), self.held.labels)
 
     def calibration(self) -> Calibration:
-        """Return temperature and threshold, chosen on held-out samples."""
-        return calibrate(*self.some_logits())
-
-    def some_logits(self) -> tuple[Tensor, Tensor]:
-        """Return logits [n, classes] and rows [n] of held-out samples; of some, if all would take too much memory."""
+        """Return temperature and threshold, chosen on held-out samples; on some, if all would take too much memory."""
         number = min(len(self.held), max(_CHUNK, _NUMBERS // max(1, len(self.learner.classes))))
         some = np.linspace(0, len(self.held) - 1, number).astype(np.int64)
         row_of = {label: row for row, label in enumerate(self.learner.classes)}
         targets = torch.tensor([row_of[label] for label in self.held.labels[some].tolist()], dtype=torch.int64)
-        return self.logits(some), targets
+        return calibrate(self.logits(some), targets)
 
 
 def head_of(store: Store) -> Manifest:
