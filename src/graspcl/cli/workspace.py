@@ -301,14 +301,16 @@ def _facts(found: Status) -> list[str]:
     """Return sentences about a workspace."""
     stored, seen = (sum(getattr(one, part) for one in found.classes) for part in ("stored", "seen"))
     told, size = found.calibration, f"{found.bytes / 1e6:,.1f} MB on disk"
-    auroc = "too few held-out samples" if told.auroc is None else f"AUROC {told.auroc:.3f} with classes left out"
     new = [entry["novelty"] for entry in found.history if entry.get("novelty") is not None]
-    auroc += f", {new[-1]:.3f} with the last new classes before they were learned" if new else ""
+    aurocs = [] if told.auroc is None else [f"AUROC {told.auroc:.3f} with classes left out"]
+    aurocs += [f"AUROC {value:.3f} with the last new classes before they were learned" for value in new[-1:]]
+    unknown = ", ".join(aurocs or ["AUROC not measured"]) if told.marks else "too few held-out samples"
+    undoable = {0: "nothing", 1: "the last change"}.get(found.undoable, f"the last {found.undoable} changes")
     facts = [
         f"{len(found.classes)} classes, {seen:,} samples seen, {stored:,} stored; {size}",
         f"network {found.network}, codec {found.codec}, memory at most {found.memory}",
-        f"held-out accuracy {found.overall}; temperature {told.temperature:.2f}; unknown: {auroc}",
-        f"the last {plural(found.undoable, 'change')} can be undone" if found.undoable else "nothing can be undone",
+        f"held-out accuracy {found.overall}; temperature {told.temperature:.2f}; unknown: {unknown}",
+        f"{undoable} can be undone",
     ]
     if found.drift is not None and not found.drift.found:
         look = f"look like what was learned (distance {found.drift.distance:.2f})"

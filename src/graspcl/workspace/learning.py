@@ -78,6 +78,7 @@ def learn(
     head = [part.clone() for part in (version.learner.network.head.weight, version.learner.network.head.bias)]
     arrivals = _take_all(version, samples, rows, progress)
     if arrivals.torn:
+        progress.note(f"the same content has two classes: reading {samples.name} again without such samples")
         del version
         version = load()
         arrivals = _take_all(version, samples, rows, progress, arrivals.torn)
