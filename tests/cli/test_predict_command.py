@@ -1,5 +1,6 @@
 """The command predict, on two small runs: coloured images, and texts about four things."""
 
+import contextlib
 import csv
 import importlib.util
 import io
@@ -12,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from graspcl.cli.predict import predict
+from graspcl.cli.predict import Input, _write, predict
 from graspcl.errors import GraspError
 
 COLOURS = ("red", "lime", "blue")
@@ -58,8 +59,12 @@ def call(place, capsys, monkeypatch):
     """Runs the command beside the runs; returns the table's rows and what stood on standard error."""
     monkeypatch.chdir(place)
 
-    def command(*arguments, **options):
-        predict(*(Path(each) if number == 0 else str(each) for number, each in enumerate(arguments)), **options)
+    def command(*arguments, code=0, **options):
+        ended = contextlib.nullcontext()
+        if code:
+            ended = pytest.raises(SystemExit, check=lambda end: end.code == code)
+        with ended:
+            predict(*(Path(each) if number == 0 else str(each) for number, each in enumerate(arguments)), **options)
         told = capsys.readouterr()
         return list(csv.reader(io.StringIO(told.out))), told.err
 
@@ -81,7 +86,7 @@ def test_images_in_a_zip_file(call, place, tmp_path):
     with zipfile.ZipFile(tmp_path / "some.zip", "w") as archive:
         archive.write(place / "data/blue/1.png", "deep/1.png")
         archive.writestr("bad.png", b"no")
-    rows, told = call("images", tmp_path / "some.zip")
+    rows, told = call("images", tmp_path / "some.zip", code=1)
     assert [Path(row[0]).name for row in rows[1:]] == ["bad.png", "1.png"]
     assert rows[1][1] == "" and rows[2][1:] == call("images", "data/blue/1.png")[0][1][1:]
     assert "some.zip/bad.png" in told and "it is not an image" in told
@@ -89,7 +94,7 @@ def test_images_in_a_zip_file(call, place, tmp_path):
 
 def test_a_damaged_image_among_good_ones(call, tmp_path):
     (tmp_path / "bad.png").write_bytes(b"no")
-    rows, told = call("images", "data/red/1.png", tmp_path / "bad.png", "data/red/2.png", top=2)
+    rows, told = call("images", "data/red/1.png", tmp_path / "bad.png", "data/red/2.png", top=2, code=1)
     assert rows[2] == [str(tmp_path / "bad.png"), "", "", "", ""] and all(row[1] for row in (rows[1], rows[3]))
     assert "bad.png cannot be read: it is not an image" in told and "1 of 3 inputs could not be read" in told
     with pytest.raises(GraspError, match="nothing was predicted"):
@@ -107,7 +112,7 @@ def test_tables_and_lines_of_texts(call, tmp_path):
     (tmp_path / "new.tsv").write_text("id\tsaid\n1\tthe goal of the match\n2\t\n")
     (tmp_path / "new.txt").write_text("pear and plum\n\nbank loan\n")
     output = tmp_path / "deep" / "out.csv"
-    nothing, told = call("texts", tmp_path / "new.tsv", tmp_path / "new.txt", output=output, text="said")
+    nothing, told = call("texts", tmp_path / "new.tsv", tmp_path / "new.txt", output=output, text="said", code=1)
     assert not nothing and f"wrote {output}: 3 predictions" in told
     assert "new.tsv row 3: empty text" in told and "new.txt row 2: empty text" in told
     found = list(csv.reader(io.StringIO(output.read_text(encoding="utf-8"))))
@@ -155,7 +160,7 @@ def test_lines_from_standard_input(place):
         command, input=given, capture_output=True, cwd=place, env=environment, timeout=300, check=False
     )
     told = done.stderr.decode()
-    assert done.returncode == 0, told
+    assert done.returncode == 1, told
     rows = list(csv.reader(io.StringIO(done.stdout.decode())))
     assert [row[:2] for row in rows[1:]] == [["1", "money"], ["2", ""], ["3", "sport"], ["4", ""]]
     assert "standard input row 2: empty text" in told and "row 4: text is not UTF-8" in told
@@ -164,7 +169,7 @@ def test_lines_from_standard_input(place):
 
 def test_paths_of_images_from_standard_input(call, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"data/red/1.png\nnowhere.png\n")))
-    rows, told = call("images", "-")
+    rows, told = call("images", "-", code=1)
     assert rows[1] == call("images", "data/red/1.png")[0][1] and rows[2] == ["nowhere.png", "", ""]
     assert "nowhere.png cannot be read: No such file" in told
 
@@ -177,7 +182,7 @@ def test_what_is_no_regular_file_is_named_and_the_others_are_predicted(place, ca
     (folder / "loop").symlink_to(".")
     os.mkfifo(folder / "pipe.png")
     os.mkfifo(place / "other.png")
-    rows, said = call("images", "odd", "odd/gone.png", "other.png")
+    rows, said = call("images", "odd", "odd/gone.png", "other.png", code=1)
     assert [row[0] for row in rows[1:]] == ["odd/=1+1.png", "odd/gone.png", "other.png"]
     assert [bool(row[1]) for row in rows[1:]] == [True, False, False]
     for reason in ("gone.png cannot be read: No such", "loop is left out", "other.png cannot be read: it is a pipe"):
@@ -200,6 +205,26 @@ def test_many_bad_rows_are_counted_by_kind(call, tmp_path):
     (tmp_path / "new.jsonl").write_text(
         '{"text": "the bank"}\n' + '{"text": ""}\n' * 30 + '{"text": 5}\n{"text": 67}\n'
     )
-    rows, told = call("texts", tmp_path / "new.jsonl", text="text")
+    rows, told = call("texts", tmp_path / "new.jsonl", text="text", code=1)
     assert len(rows) == 34 and told.count("empty text") == 21 and told.count("not a string") == 2
     assert "10 more like this: empty text" in told and "32 of 33 inputs could not be read" in told
+
+
+@pytest.mark.parametrize(("marks", "cells"), [(True, ["yes", "no", ""]), (False, ["", "", ""])])
+def test_unknown_is_empty_where_it_cannot_be_told(marks, cells):
+    """Of a workspace: for an input that cannot be read, and for all if too few samples are held out."""
+    from graspcl.workspace.classifier import Recognised
+
+    class Shop:
+        classes = ("a", "b")
+        learn = None
+
+        def predict(self, contents):
+            probabilities = np.array([[0.9, 0.1], [0.2, 0.8], [np.nan, np.nan]])
+            return Recognised(
+                self.classes, probabilities, {2: "odd"}, np.array([True, False, False]), np.zeros(3), marks
+            )
+
+    found = io.StringIO()
+    assert _write(Shop(), [[Input(name, name) for name in "xyz"]], 1, False, found) == (1, 2)
+    assert [line.split(",")[-1] for line in found.getvalue().splitlines()[1:]] == cells

@@ -69,3 +69,11 @@ def test_without_a_terminal_lines_tell_the_count_and_the_time_left(clock):
 )
 def test_lines_are_few(clock, steps, number):
     assert len(lines(clock, steps)) == number + 2
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_without_a_step_nothing_is_printed(terminal):
+    out = io.StringIO()
+    with Bars(Console(file=out, force_terminal=terminal, width=80)):
+        pass
+    assert out.getvalue() == ""

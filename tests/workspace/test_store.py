@@ -242,6 +242,32 @@ def test_with_a_damaged_object_the_version_before_still_reads(shop):
         assert store.verify() == [f"{file} is damaged: its content does not match its name"]
 
 
+def test_damage_names_the_way_out_and_is_mended_with_a_copy(shop, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(shop, copy)
+    with Store.open(shop, write=True) as store:
+        paths = [
+            store._objects.path(store.head.manifest["weights"]),
+            store._objects.path(store.head.manifest["segments"][0]),
+        ]
+        paths[0].write_bytes(b"damaged")
+        assert "take the last change back with `graspcl undo`, or restore files from a copy" in store.way_out()
+        paths[1].unlink()
+        assert store.way_out() == f"restore files from a copy with `graspcl verify {shop} --restore COPY`"
+        (copy / paths[1].relative_to(shop)).write_bytes(b"damaged as well")
+        assert store.restore(copy) == 1 and [paths[1].name in line for line in store.verify()] == [True]
+        shutil.copytree(tmp_path / "copy", tmp_path / "empty", ignore=shutil.ignore_patterns("*.safetensors"))
+        assert store.restore(tmp_path / "empty") == 0
+
+
+def test_damage_of_what_was_undone_does_not_matter(shop):
+    with Store.open(shop, write=True) as store:
+        store._objects.path(store.head.manifest["weights"]).write_bytes(b"damaged")
+        assert len(store.verify()) == 1
+        store.undo()
+        assert store.verify() == []
+
+
 def test_swapped_objects_are_found(shop):
     first, second, *_ = shop.glob("objects/*/*")
     contents = first.read_bytes(), second.read_bytes()

@@ -16,6 +16,7 @@ from made_up_texts import rows, table, texts
 
 from graspcl import GraspError, Workspace
 from graspcl.progress import Silent
+from graspcl.workspace.calibration import auroc, score
 from graspcl.workspace.learning import Refused
 from graspcl.workspace.overview import RECENT
 from graspcl.workspace.store import Store
@@ -159,14 +160,33 @@ def test_a_full_memory_stays_within_its_size(tmp_path, monkeypatch):
 
 def test_duplicates_are_counted_and_contradictions_are_left_out(shop):
     known, new = texts("fruit", 0, 3), texts("car", 0, 8)
-    labels = ["fruit", "fruit", "tool", *["car"] * 8, "car", "music"]
-    result = shop.learn([*known, *new, new[0], new[1]], labels)
+    result = shop.learn([*known, *new, new[0]], ["fruit", "fruit", "tool", *["car"] * 9])
     assert result.added == {"car": 8} and result.duplicates == 3
-    assert [line.partition(" is ")[2] for line in result.contradictions] == [
-        "given as 'tool', but is stored as 'fruit': left out",
-        "given as 'music', but is stored as 'car': left out",
-    ]
-    assert "music" not in shop.classes
+    assert result.contradictions == [f"{known[2]!r} is given as 'tool', but is stored as 'fruit': left out"]
+
+
+def test_samples_that_contradict_each_other_are_all_left_out(shop):
+    new, music = texts("car", 0, 9), texts("music", 0, 1)
+    given = [*new[:8], *music, new[3], new[3]]
+    result = shop.learn(given, [*["car"] * 8, "music", "music", "car"], updates=1)
+    assert result.added == {"car": 7, "music": 1} and result.duplicates == 0
+    told = "{0!r} is given as {1!r}, and {0!r} with the same content as {2!r}: both left out".format
+    pairs = [("car", "music"), ("music", "car"), ("car", "music")]
+    assert result.contradictions == [told(new[3], *pair) for pair in pairs]
+    version = stored(shop)
+    assert shop.ids([new[3]])[0] not in {*version.buffer.ids.tolist(), *version.held.ids.tolist()}
+    assert shop.status().history[-1]["contradictions"] == 3
+
+
+def test_a_class_without_a_sample_that_is_certain_does_not_exist(tmp_path):
+    """The first data have every text of one class also in another one."""
+    same = [("music", text) for _, text in rows("tool", end=3)]
+    data = table(tmp_path / "first.csv", [*rows("fruit", "tool", "animal", end=12), *same])
+    shop = Workspace.new(tmp_path / "shop", data, backbone="vector", updates=1)
+    assert shop.classes == ["fruit", "tool", "animal"] and len(shop.made.contradictions) == 6
+    assert shop.made.added == {"fruit": 12, "tool": 9, "animal": 12}
+    again = shop.learn(texts("tool", 0, 1), ["tool"], updates=1)
+    assert again.added == {"tool": 1}
 
 
 def test_nothing_new_changes_nothing(shop):
@@ -243,9 +263,11 @@ def test_a_damaged_version_is_not_used(shop):
     again = Workspace.open(shop.folder, progress=notes)
     assert np.array_equal(again.predict(ASKED).probabilities, before)
     assert name in notes.lines[0] and "predicting as before the change of" in notes.lines[0]
-    with pytest.raises(GraspError, match=name):
+    with pytest.raises(GraspError, match=f"{name}.*take the last change back with `graspcl undo`"):
         again.learn(texts("music", 0, 20), ["music"] * 20)
+    assert [name in line for line in again.verify()] == [True]
     assert again.undo()["verb"] == "learn"
+    assert again.verify() == []  # nothing that can be reached is damaged
     again.learn(texts("music", 0, 20), ["music"] * 20, updates=1)
     assert again.verify() == []
 
@@ -284,6 +306,11 @@ def test_inputs_unlike_what_was_learned_are_noticed(shop):
     status = shop.status()
     assert status.drift.found and status.drift.number == 60
     assert any("looks unlike what was learned" in line for line in status.warnings)
+    known, new = stored(shop).logits(), shop.predict(texts("car", 0, 40)).scores
+    result = shop.learn(texts("car", 0, 40), ["car"] * 40, updates=1)
+    assert result.novelty == pytest.approx(auroc(score(known), new), abs=0.02)  # four are held out
+    assert shop.history[-1]["novelty"] == result.novelty and shop.history[-2]["novelty"] is None
+    assert shop.status().drift is None  # another version predicted
 
 
 def test_evaluate(shop):
@@ -297,10 +324,65 @@ def test_evaluate(shop):
 
 
 def test_a_data_set_of_one_class_is_no_classifier(tmp_path):
-    with pytest.raises(GraspError, match="at least two classes"):
+    with pytest.raises(GraspError, match="at least two classes, and one has 1"):
         Workspace.new(tmp_path / "shop", table(tmp_path / "one.csv", rows("fruit")), backbone="vector")
-    with pytest.raises(GraspError, match="is empty"):
-        Workspace.open(tmp_path / "shop")
+    assert not (tmp_path / "shop").exists()
+
+
+def test_mistakes_are_told_before_anything_is_encoded(tmp_path, shop, monkeypatch):
+    data = table(tmp_path / "first.csv", rows("fruit", "tool"))
+    monkeypatch.setattr("graspcl.workspace.workspace.new_version", None)
+    with pytest.raises(GraspError, match="is not empty"):
+        Workspace.new(tmp_path, tmp_path / "nosuch.csv")
+    with pytest.raises(GraspError, match="a budget is a time"):
+        Workspace.new(tmp_path / "new", tmp_path / "nosuch.csv", budget="soon")
+    with pytest.raises(GraspError, match="at least two classes"):
+        Workspace.new(tmp_path / "new", table(tmp_path / "one.csv", rows("fruit")), backbone="vector")
+    monkeypatch.setattr(Workspace, "_current", None)
+    with pytest.raises(GraspError, match=r"export writes .onnx or .safetensors"):
+        shop.export("model.txt")
+    assert data.exists() and not (tmp_path / "new").exists()
+
+
+def test_a_new_that_fails_leaves_nothing(tmp_path, monkeypatch):
+    def fail(*_):
+        raise GraspError("no more")
+
+    data = table(tmp_path / "first.csv", rows("fruit", "tool"))
+    monkeypatch.setattr("graspcl.workspace.workspace.learn", fail)
+    with pytest.raises(GraspError, match="no more"):
+        Workspace.new(tmp_path / "shop", data, backbone="vector")
+    assert not (tmp_path / "shop").exists()
+
+
+def test_data_that_do_not_fit_are_named_as_they_were_given(shop, tmp_path):
+    (tmp_path / "photos" / "cat").mkdir(parents=True)
+    with pytest.raises(GraspError, match=r"^nosuch: there is no such folder or file"):
+        shop.learn("nosuch")
+    with pytest.raises(GraspError, match=r"the workspace learns texts, and .*photos has none; give a table"):
+        shop.learn(tmp_path / "photos")
+
+
+def test_samples_that_can_all_not_be_read_are_an_error(shop):
+    with pytest.raises(GraspError, match="no sample can be used: empty text"):
+        shop.learn(["", " "], ["fruit", "tool"])
+    assert shop.learn(["", *texts("fruit", 0, 1)], ["fruit", "fruit"]).problems == ["empty text"]
+
+
+def test_weights_that_are_not_finite_are_refused(shop):
+    before = number(shop)
+    with Store.open(shop.folder, write=True) as store:
+        version = Version.load(store)
+        version.learner.network.head.weight[0, 0] = float("nan")
+        with pytest.raises(GraspError, match=r"nothing was changed: training ended with NaN .* in head.weight"):
+            version.save(store, "learn", {})
+        weights = store.get(store.head.manifest["network"])
+        weights["head.weight"][0, 0] = float("nan")
+        store.commit("learn", {}, {**store.head.manifest, "network": store.put(weights)})
+    with pytest.raises(GraspError, match=r"cannot predict: NaN or infinite weights in head.weight; use `graspcl undo`"):
+        Workspace.open(shop.folder).predict(ASKED)
+    shop.undo()
+    assert number(shop) == before and shop.predict(ASKED).names[0] == "fruit"
 
 
 def test_texts_of_a_transformer_are_learned_and_kept(tmp_path):

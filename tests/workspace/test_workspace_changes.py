@@ -8,6 +8,7 @@ pytest.importorskip("wordllama", reason="needs graspcl[demo]")
 from made_up_texts import rows, table, texts
 
 from graspcl import GraspError, Workspace
+from graspcl.cli.workspace import _said as said
 from graspcl.state import load_state
 from graspcl.workspace.store import Store
 from graspcl.workspace.version import Version
@@ -38,6 +39,7 @@ def test_a_forgotten_class_is_gone_from_predictions_files_and_history(shop):
     assert set(shop.predict(ASKED).names) <= {"animal", "fruit", "car"}
     assert not set(gone.tolist()) & all_ids(shop)
     assert "'tool'" not in str(shop.history[:-1]) and shop.history[-1]["forgot"] == ["tool"]
+    assert said(shop.history[0]).startswith("new: 120 samples of 3 classes")
     for file in shop.folder.rglob("*.safetensors"):
         assert b'"tool"' not in file.read_bytes() or b"forgot" in file.read_bytes()
     with pytest.raises(GraspError, match="cannot be undone"):

@@ -1,14 +1,17 @@
 """Which samples are held out, when a class falls, how predictions are calibrated and when training ends."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
 from graspcl.errors import GraspError
-from graspcl.workspace.calibration import Calibration, auroc, calibrate, calibration_error, left_out_auroc
+from graspcl.progress import Silent
+from graspcl.workspace.calibration import Calibration, auroc, calibrate, calibration_error, left_out_auroc, novelty
 from graspcl.workspace.judging import Change, Tally, changes, fallen, hold_out
 from graspcl.workspace.overview import RECENT, drift_of, recent_scores, remember_scores
-from graspcl.workspace.training import parse_seconds
+from graspcl.workspace.training import Effort, parse_seconds, train
 
 
 @pytest.mark.parametrize(("number", "held"), [(4, 0), (5, 1), (14, 1), (16, 2), (100, 10), (600, 50)])
@@ -93,7 +96,7 @@ def test_too_few_samples_calibrate_nothing():
     logits, targets = overconfident(number=19)
     found = calibrate(logits, targets)
     assert (found.temperature, found.threshold, found.auroc) == (1.0, float("-inf"), None)
-    assert not found.unknown(torch.full((1, 4), -50.0)).any()
+    assert not found.unknown(torch.full((1, 4), -50.0)).any() and not found.marks
 
 
 def test_a_calibration_is_plain_json_and_back():
@@ -107,6 +110,18 @@ def test_auroc():
     assert left_out_auroc(torch.zeros(2, 2), torch.tensor([0, 1])) is None  # one class would be left
 
 
+def test_a_class_left_out_is_scored_as_if_the_head_had_never_known_it():
+    """A sample of class 0 looks much like class 1. Its score is low only while class 0 takes part in the mean."""
+    logits, targets = torch.tensor([[6.0, 0.0, -6.0], [-1.0, 2.0, -1.0]]), torch.tensor([0, 1])
+    assert left_out_auroc(logits, targets) == 0.5  # of class 0 left out 0, of class 1 left out 1
+
+
+def test_the_auroc_of_new_classes_needs_samples_of_both():
+    known, new = 3 * torch.eye(4).repeat(5, 1), torch.zeros(20, 4)
+    assert novelty(known, new) == 1.0 and novelty(new, known) == 0.0
+    assert novelty(known[:19], new) is None and novelty(known, new[:19]) is None
+
+
 def test_drift_needs_samples_and_a_difference():
     known = Calibration(scores=np.linspace(0, 1, 100).tolist(), threshold=0.05, samples=100)
     assert drift_of([0.5] * 29, known) is None
@@ -118,15 +133,32 @@ def test_drift_needs_samples_and_a_difference():
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"scores": 3}', b'{"scores": [NaN, "a", null]}', b"\xff" * 100])
 def test_recent_scores_that_cannot_be_used_are_none(content, tmp_path):
     (tmp_path / RECENT).write_bytes(content)
-    assert recent_scores(tmp_path) == []
-    remember_scores(tmp_path, np.array([1.5, np.nan, 2.5]))
-    assert recent_scores(tmp_path) == [1.5, 2.5]
+    assert recent_scores(tmp_path, 3) == []
+    remember_scores(tmp_path, np.array([1.5, np.nan, 2.5]), 3)
+    assert recent_scores(tmp_path, 3) == [1.5, 2.5]
 
 
 def test_the_last_thousand_scores_are_kept(tmp_path):
     for begin in (0, 900):
-        remember_scores(tmp_path, np.arange(begin, begin + 900.0))
-    assert recent_scores(tmp_path) == np.arange(800.0, 1800.0).tolist()
+        remember_scores(tmp_path, np.arange(begin, begin + 900.0), 0)
+    assert recent_scores(tmp_path, 0) == np.arange(800.0, 1800.0).tolist()
+
+
+def test_scores_of_another_version_do_not_count(tmp_path):
+    remember_scores(tmp_path, np.ones(40), 1)
+    assert recent_scores(tmp_path, 2) == []
+    remember_scores(tmp_path, np.array([7.0]), 2)
+    assert recent_scores(tmp_path, 2) == [7.0] and recent_scores(tmp_path, 1) == []
+
+
+def test_a_pass_that_lowers_the_accuracy_is_undone_and_explained(monkeypatch):
+    restored, accuracies = [], iter([0.9, 0.1])
+    learner = SimpleNamespace(buffer=range(40), knowledge=lambda: "before", restore=restored.append)
+    monkeypatch.setattr("graspcl.workspace.training._session", lambda *_: 4)
+    found = train(learner, lambda: next(accuracies), 100, Effort(), 10, 0.0, Silent())
+    assert found.updates == 0 and restored == ["before"]
+    assert "a pass over the memory lowered held-out accuracy" in found.reason
+    assert "the last layer still learned the new samples" in found.reason
 
 
 @pytest.mark.parametrize("text", ["", "two", "5 parsecs", "-3s", "nan", "inf"])

@@ -68,7 +68,7 @@ def bench(
     weeks
         workspace: number of weeks in which the other classes arrive, by default 4.
     per_class
-        workspace: training samples per class at most.
+        workspace: samples per class at most, of training and of test samples each.
     backbone
         workspace: as for `graspcl new`.
     memory

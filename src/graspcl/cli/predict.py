@@ -54,7 +54,8 @@ def predict(
 ) -> None:
     """Classify images or texts with a workspace or a run.
 
-    The table is CSV. With a workspace, its last column marks inputs that look like no learned class.
+    The table is CSV. With a workspace, its last column marks inputs that look like no learned class. The exit code is 1
+    if some inputs could not be read, and 2 if nothing was predicted.
 
     Parameters
     ----------
@@ -94,24 +95,31 @@ def predict(
     first = next(blocks, None)
     if first is None:
         raise GraspError("there is nothing to predict: the inputs are empty")
-    blocks = chain([first], blocks)
+    lost, predicted = _write_to(output, partial(_write, learned, chain([first], blocks), top, json))
+    if output is not None:
+        print(f"wrote {output}: {predicted} predictions", file=sys.stderr)
+    if lost:  # the others are predicted, so it is no error, which has exit code 2
+        raise SystemExit(1)
+
+
+def _write_to(output: Path | None, write_table: Callable[[IO[str]], tuple[int, int]]) -> tuple[int, int]:
+    """Write a table to a file, whole or not at all, or print it; return what `write_table` returns."""
     if output is None:
-        _write(learned, blocks, top, json, sys.stdout)
-        return
-    predicted = 0
+        return write_table(sys.stdout)
+    found = 0, 0
 
     def write(file: IO[bytes]) -> None:
-        nonlocal predicted
+        nonlocal found
         # File names may be in any encoding: they are written unmodified.
         table = io.TextIOWrapper(file, encoding="utf-8", errors="surrogateescape", newline="")
-        predicted = _write(learned, blocks, top, json, table)
+        found = write_table(table)
         table.detach()
 
     try:
         write_whole(output, write)
     except OSError as error:
         raise GraspError(f"the predictions cannot be written to {output}: {error.strerror}") from error
-    print(f"wrote {output}: {predicted} predictions", file=sys.stderr)
+    return found
 
 
 class _Told(Silent):
@@ -167,8 +175,10 @@ class _Problems:
             print(f"graspcl: {self.total} of {inputs} inputs could not be read", file=sys.stderr)
 
 
-def _write(learned: Learned | Workspace, blocks: Iterable[list[Input]], top: int, json: bool, file: IO[str]) -> int:
-    """Write one line per input, without a class if it cannot be read; return the number of predictions."""
+def _write(
+    learned: Learned | Workspace, blocks: Iterable[list[Input]], top: int, json: bool, file: IO[str]
+) -> tuple[int, int]:
+    """Write one line per input, without a class if it cannot be read; return how many cannot, and how many can."""
     top, inputs, problems = min(top, len(learned.classes)), 0, _Problems()
     rows = _json_lines(file) if json else _csv_lines(file, top, hasattr(learned, "learn"))
     for part in blocks:
@@ -176,7 +186,8 @@ def _write(learned: Learned | Workspace, blocks: Iterable[list[Input]], top: int
         places = [place for place, one in enumerate(part) if not one.fault]
         found = learned.predict([part[place].content for place in places])
         best = dict(zip(places, found.top(top), strict=True))
-        unknown = dict(zip(places, getattr(found, "unknown", []), strict=False))
+        marks = getattr(found, "unknown", []) if getattr(found, "marks", False) else []
+        unknown = dict(zip(places, marks, strict=False))
         faults = {places[position]: fault for position, fault in found.problems.items()}
         for place, one in enumerate(part):
             if fault := one.fault or faults.get(place):
@@ -185,7 +196,7 @@ def _write(learned: Learned | Workspace, blocks: Iterable[list[Input]], top: int
     problems.finish(inputs)
     if problems.total == inputs:
         raise GraspError("nothing was predicted")
-    return inputs - problems.total
+    return problems.total, inputs - problems.total
 
 
 Line = Callable[[str, list[tuple[str, float]], Any], None]  # writes the classes of an input, and whether it is unknown

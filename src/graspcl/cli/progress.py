@@ -31,17 +31,21 @@ class Bars:
             rich.TimeRemainingColumn(table_column=Column(no_wrap=True)),
         )
         self._progress = rich.Progress(*columns, console=console, transient=True, speed_estimate_period=_RECENT)
+        self._open = False  # whether bars are shown
 
     def __enter__(self) -> Bars:
-        self._progress.start()
+        self._open = self.console.is_terminal
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._progress.stop()
+        if self._open:
+            self._progress.stop()
 
     @contextlib.contextmanager
     def task(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
         """Show a bar for a step of `total` parts."""
+        if self._open:  # not before there is a step: bars without one leave an empty line
+            self._progress.start()
         bar = self._progress.add_task(escape(title), total=total)
         task, shown, told = self._progress.tasks[-1], time.monotonic(), 0.0
         lines = not self.console.is_terminal

@@ -109,13 +109,17 @@ def evaluate(workspace: Shop, data: str, /, *, text: Text = None, label: Label =
         table.add_row(shown(name), str(tally.right), str(tally.number), f"{tally.points:.1f} %")
     _print(table)
     for true, taken, number in found.confused[:10]:
-        print(f"{shown(true)} is taken for {shown(taken)}: {number} times")
+        print(f"{shown(true)} is taken for {shown(taken)}: {plural(number, 'time')}")
     print(f"accuracy {found.overall.points:.1f} % ({found.overall.right} of {found.overall.number})")
     print(f"expected calibration error {100 * found.calibration_error:.1f} points")
-    print(f"called unknown although known: {found.unknown}")
+    if found.marks:
+        print(f"called unknown although known: {found.unknown}")
+    else:
+        print("nothing is called unknown: there are fewer than 20 held-out samples to choose a threshold on")
     if found.foreign.number:
+        marked = f", called unknown: {found.foreign}" if found.marks else f": {found.foreign.number}"
         auroc = "" if found.auroc is None else f", AUROC {found.auroc:.3f}"
-        print(f"samples of classes that were not learned, called unknown: {found.foreign}{auroc}")
+        print(f"samples of classes that were not learned{marked}{auroc}")
 
 
 def status(workspace: Shop, /) -> None:
@@ -146,7 +150,7 @@ def write_report(workspace: Path, output: Path) -> None:
         )  # fmt: skip
     except OSError as error:
         raise GraspError(f"the report cannot be written to {output}: {error.strerror}") from error
-    print(f"wrote {output}: {len(found.history)} changes of {workspace}")
+    print(f"wrote {output}: {plural(len(found.history), 'change')} of {workspace}")
 
 
 def undo(workspace: Shop, /, *, wait: Wait = 0.0) -> None:
@@ -170,8 +174,9 @@ def forget(workspace: Shop, /, *classes: str, ids: Path | None = None, wait: Wai
     """
     with _opened(workspace, wait) as shop:
         told = shop.forget(*classes, ids=_ids(shop, ids) if ids is not None else ())
-    names = f" and the classes {', '.join(map(shown, told['forgot']))}" if told["forgot"] else ""
-    print(f"forgot {told['samples']} samples{names}; earlier versions are gone")
+    what = "class" if len(told["forgot"]) == 1 else "classes"
+    names = f" and the {what} {', '.join(map(shown, told['forgot']))}" if told["forgot"] else ""
+    print(f"forgot {plural(told['samples'], 'sample')}{names}; earlier versions are gone")
 
 
 def rename(workspace: Shop, old: str, new: str, /, *, wait: Wait = 0.0) -> None:
@@ -186,17 +191,28 @@ def merge(workspace: Shop, source: str, into: str, /, *, wait: Wait = 0.0) -> No
     """Make all samples of one class samples of another."""
     with _opened(workspace, wait) as shop:
         told = shop.merge(source, into)
-    print(f"{told['samples']} samples of {shown(source)} are now samples of {shown(into)}")
+    print(f"merged {plural(told['samples'], 'stored sample')} of {shown(source)} into {shown(into)}")
 
 
-def verify(workspace: Shop, /) -> None:
-    """Check every file of a workspace."""
+def verify(workspace: Shop, /, *, restore: Path | None = None, wait: Wait = 0.0) -> None:
+    """Check every file of a workspace.
+
+    Parameters
+    ----------
+    restore
+        Copy of the workspace. Missing and damaged files are replaced by its files, if these are sound.
+    """
     from graspcl.workspace import Workspace
 
-    problems = Workspace.open(workspace).verify()
+    shop = Workspace.open(workspace, wait)
+    if restore is not None:
+        if not (restore / "objects").is_dir():
+            raise GraspError(f"--restore {restore}: it is not a copy of a workspace: it has no folder objects")
+        print(f"restored {plural(shop.restore(restore), 'file')} from {restore}")
+    problems = shop.verify()
     _list("problem", problems)
     if problems:
-        raise GraspError(f"{workspace} is damaged; its last sound version can still predict")
+        raise GraspError(f"{workspace} is damaged: {shop.way_out()}")
     print(f"{workspace} is sound")
 
 
@@ -250,12 +266,14 @@ def _tell(result: Learnt) -> None:
     for name, tally in _first(result.new.items()):
         table.add_row(shown(name), str(result.added.get(name, 0)), str(tally.number), "new", f"{tally.points:.0f} %")
     _print(table)
-    left_out = f"{result.duplicates} duplicates and {len(result.contradictions)} contradictions left out"
-    print(f"{result.samples} new samples, {result.held} of them held out; {left_out}")
-    print(f"{result.trained.updates} updates in {result.seconds:.0f} s: {result.trained.reason}")
+    same, others = plural(result.duplicates, "duplicate"), plural(len(result.contradictions), "contradiction")
+    print(f"{plural(result.samples, 'new sample')}, {result.held} of them held out; {same} and {others} left out")
+    print(f"{plural(result.trained.updates, 'update')} in {result.seconds:.0f} s: {result.trained.reason}")
     old = result.together
     before = f", earlier classes {old.before} before and {old.after} now" if old.before.number else ""
     print(f"held-out accuracy {result.overall}{before}")
+    if result.novelty is not None:
+        print(f"the new classes looked unknown before: AUROC {result.novelty:.3f} against held-out samples")
     _list("warning", result.confused)
 
 
@@ -283,12 +301,16 @@ def _facts(found: Status) -> list[str]:
     """Return sentences about a workspace."""
     stored, seen = (sum(getattr(one, part) for one in found.classes) for part in ("stored", "seen"))
     told, size = found.calibration, f"{found.bytes / 1e6:,.1f} MB on disk"
-    auroc = "too few held-out samples" if told.auroc is None else f"AUROC {told.auroc:.3f} with classes left out"
+    new = [entry["novelty"] for entry in found.history if entry.get("novelty") is not None]
+    aurocs = [] if told.auroc is None else [f"AUROC {told.auroc:.3f} with classes left out"]
+    aurocs += [f"AUROC {value:.3f} with the last new classes before they were learned" for value in new[-1:]]
+    unknown = ", ".join(aurocs or ["AUROC not measured"]) if told.marks else "too few held-out samples"
+    undoable = {0: "nothing", 1: "the last change"}.get(found.undoable, f"the last {found.undoable} changes")
     facts = [
         f"{len(found.classes)} classes, {seen:,} samples seen, {stored:,} stored; {size}",
         f"network {found.network}, codec {found.codec}, memory at most {found.memory}",
-        f"held-out accuracy {found.overall}; temperature {told.temperature:.2f}; unknown: {auroc}",
-        f"{found.undoable} of these changes can be undone",
+        f"held-out accuracy {found.overall}; temperature {told.temperature:.2f}; unknown: {unknown}",
+        f"{undoable} can be undone",
     ]
     if found.drift is not None and not found.drift.found:
         look = f"look like what was learned (distance {found.drift.distance:.2f})"
@@ -300,12 +322,22 @@ def _said(entry: dict[str, Any]) -> str:
     """Return an entry of the history in words."""
     verb = entry["verb"]
     if verb in ("new", "learn"):
-        return f"{verb}: {entry['samples']} samples of {len(entry['added'])} classes from {shown(str(entry['source']))}"
+        classes = len(entry["added"]) + entry.get("forgotten", 0)
+        what = f"{plural(entry['samples'], 'sample')} of {plural(classes, 'class')}"
+        return f"{verb}: {what} from {shown(str(entry['source']))}"
     if verb == "forget":
-        return f"forget: {entry['samples']} samples{''.join(f', class {shown(name)}' for name in entry['forgot'])}"
+        names = "".join(f", class {shown(name)}" for name in entry["forgot"])
+        return f"forget: {plural(entry['samples'], 'sample')}{names}"
     if verb == "rename":
         return f"rename: {shown(entry['renamed'])} to {shown(entry['to'])}"
     return f"merge: {shown(entry['merged'])} into {shown(entry['into'])}"
+
+
+def plural(count: int, noun: str) -> str:
+    """Return a number of things, such as "1 update"."""
+    from graspcl.report.measures import plural as counted
+
+    return counted(count, noun)
 
 
 def shown(name: str) -> str:

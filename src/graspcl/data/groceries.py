@@ -64,5 +64,5 @@ class Groceries(StoredImages):
     def _stored(self, index: int) -> bytes:
         return bytes(self._encoded[index].as_py())
 
-    def _title(self, index: int) -> str:
+    def title(self, index: int) -> str:
         return f"groceries: the photo with id {self.ids[index]} (class {self.classes[self.labels[index]]!r})"

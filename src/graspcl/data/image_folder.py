@@ -35,16 +35,12 @@ _ANNOTATIONS = "val_annotations.txt"  # the name that Tiny-ImageNet uses
 class StoredImages(Samples["torch.Tensor"]):
     """Encoded images, decoded to RGB when they are read, with the height and width of the option `pixels`.
 
-    A subclass implements where each image is stored, and its name in messages.
+    A subclass implements where each image is stored, and its `title`.
     """
 
     @abstractmethod
     def _stored(self, index: int) -> bytes | Path:
         """Return the path of an image, or its bytes."""
-
-    @abstractmethod
-    def _title(self, index: int) -> str:
-        """Return the name of the image for messages."""
 
     def read(self, indices: ArrayLike) -> torch.Tensor:
         """Return the images at `indices` [n] as RGB uint8 [n, 3, pixels, pixels] in channels-last memory."""
@@ -57,7 +53,7 @@ class StoredImages(Samples["torch.Tensor"]):
         import torch
 
         rows = self.check(indices).tolist()
-        sources, titles = [partial(self._stored, row) for row in rows], [self._title(row) for row in rows]
+        sources, titles = [partial(self._stored, row) for row in rows], [self.title(row) for row in rows]
         images, kept, problems = decode_some(sources, self.options["pixels"], names=titles, whole=self.whole)
         return torch.from_numpy(images).permute(0, 3, 1, 2), kept, problems
 
@@ -73,7 +69,7 @@ class StoredImages(Samples["torch.Tensor"]):
             except GraspError as error:
                 problems.append(str(error))
             except OSError as error:
-                problems.append(f"{self._title(index)} cannot be read: {error.strerror}")
+                problems.append(f"{self.title(index)} cannot be read: {error.strerror}")
         return np.array(list(codes.values()), object), np.array(list(codes), np.int64), problems
 
 
@@ -86,7 +82,7 @@ class ImageFiles(StoredImages):
         tree, name = self._files[index]
         return tree.path(name) or tree.read(name)
 
-    def _title(self, index: int) -> str:
+    def title(self, index: int) -> str:
         tree, name = self._files[index]
         return tree.where(name)
 

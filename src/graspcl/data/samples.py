@@ -116,6 +116,10 @@ class Samples(ABC, Generic[Batch]):
         """
         raise GraspError(f"{self.name} has no image files; only sources of images do")
 
+    def title(self, index: int) -> str:
+        """Return the name of a sample for messages."""
+        return f"sample {index + 1} of {self.name}"
+
     def __len__(self) -> int:
         return len(self.labels)
 

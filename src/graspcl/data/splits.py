@@ -71,6 +71,9 @@ class View(Samples[Batch]):
     def encoded_some(self, indices: ArrayLike) -> tuple[Codes, Int64s, list[str]]:
         return self.samples.encoded_some(self.rows(indices))
 
+    def title(self, index: int) -> str:
+        return self.samples.title(int(self.rows([index])[0]))
+
     def rows(self, indices: ArrayLike) -> Int64s:
         """Return the indices in the source of the samples at `indices` [n]."""
         rows: Int64s = self._rows[self.check(indices)]

@@ -24,6 +24,7 @@ from graspcl.experiment.prepare import make_learner
 from graspcl.experiment.pretraining import build_network
 from graspcl.images import decode_some
 from graspcl.learner import Learner
+from graspcl.model import SplitNetwork
 from graspcl.model.texts import TextInputs
 from graspcl.settings.config import Config, ExecutionConfig
 from graspcl.settings.rules import network_options
@@ -68,11 +69,16 @@ def load_learner(folder: Path) -> Learned:
         raise GraspError(f"the run in {folder} cannot be loaded: {error}") from error
     if not learner.classes:
         raise GraspError(f"the run in {folder} has learned no class: there is nothing to predict")
-    weights = learner.network.state_dict().items()
-    if broken := [name for name, value in weights if value.is_floating_point() and not value.isfinite().all()]:
-        why = f"NaN or infinite weights in {few(broken)}"
+    if why := broken_weights(learner.network):
         raise GraspError(f"the run in {folder} cannot predict: {why}; run it again with a lower learning rate")
     return Learned(learner, names, config, tuple(damage))
+
+
+def broken_weights(network: SplitNetwork) -> str:
+    """Return which weights of a network are not finite, in words; empty if all are."""
+    weights = network.state_dict().items()
+    broken = [name for name, value in weights if value.is_floating_point() and not value.isfinite().all()]
+    return f"NaN or infinite weights in {few(broken)}" if broken else ""
 
 
 def _codec(config: Config, state: dict[str, Any]) -> Codec:

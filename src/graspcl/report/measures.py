@@ -152,8 +152,8 @@ def significant(value: float, digits: int) -> int:
 
 
 def plural(count: int, noun: str) -> str:
-    """Return a number of things, such as "1 run" or "2 runs"."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    """Return a number of things, such as "1 run", "2 runs" or "3 classes"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
 def shorten(value: object, most: int = 60) -> str:

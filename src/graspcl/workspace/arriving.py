@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,16 +18,17 @@ from torch import Tensor
 
 from graspcl.checks import Array
 from graspcl.data import Samples, find_columns
-from graspcl.data.sources import check_source, data_sources, source_name
+from graspcl.data.sources import check_source, data_sources, kind_of_files, source_name
 from graspcl.errors import GraspError
 from graspcl.experiment.prediction import Inputs
-from graspcl.experiment.prepare import open_data
+from graspcl.experiment.prepare import EncodedTexts, open_data
 from graspcl.progress import Progress
 from graspcl.settings.config import Config
 from graspcl.settings.read import replaced
 
 _READ = 64  # samples that are decoded at a time
 _CHUNK = 1024  # samples that are handed on at a time
+_SHOWN = 60  # characters of a text in a message
 
 
 def open_labelled(config: Config, path: str, text: str | None = None, label: str | None = None) -> Samples[Any]:
@@ -38,7 +40,12 @@ def open_labelled(config: Config, path: str, text: str | None = None, label: str
         label: column of the classes.
     """
     settings: dict[str, Any] = {"data.path": path}
-    check_source(replaced(config, settings).data, config.reads, "the workspace")
+    reads = "images" if config.reads == "images" else "texts"
+    if path not in data_sources and Path(path).exists() and kind_of_files(path) != reads:
+        wanted = "one folder of images per class" if reads == "images" else "a table (CSV, TSV, JSONL or Parquet)"
+        raise GraspError(f"the workspace learns {reads}, and {path} has none; give {wanted}")
+    with naming_options():
+        check_source(replaced(config, settings).data, config.reads, "the workspace")
     if "text" in data_sources.parameters(source_name(path, config.reads)):
         with naming_options():
             settings["data.text"], settings["data.label"] = find_columns(path, text, label)
@@ -47,13 +54,14 @@ def open_labelled(config: Config, path: str, text: str | None = None, label: str
 
 @contextlib.contextmanager
 def naming_options() -> Iterator[None]:
-    """Let errors about the columns of a table name the options of a workspace, not those of a run."""
+    """Let errors about data name the arguments and options of a workspace, not those of a run."""
     try:
         yield
     except GraspError as error:
-        if "--data." not in str(error):
+        if "--data" not in str(error):
             raise
-        raise GraspError(re.sub(r"--data\.(text|label|pixels)", r"--\1", str(error))) from error
+        text = re.sub(r"--data\.(text|label|pixels)", r"--\1", str(error))
+        raise GraspError(re.sub(r"--data (?=\S)", "", text)) from error
 
 
 class Given(Samples[Tensor]):
@@ -84,6 +92,12 @@ class Given(Samples[Tensor]):
         ]  # fmt: skip
         return self._inputs.read(part)
 
+    def title(self, index: int) -> str:
+        content = self._contents[index]
+        if isinstance(content, str) and self._inputs.reads == "texts":
+            return _short(content)
+        return str(content) if isinstance(content, str | Path) else super().title(index)
+
 
 def content_ids(inputs: Tensor) -> Array:
     """Return a 63-bit hash of what the network sees of each sample [n]: pixels, token ids or numbers.
@@ -111,16 +125,21 @@ class Arrivals:
     """Reads `rows` [n] of `samples` and yields what is new.
 
     A sample whose content is in `known`, by id, is counted and not yielded; if it has another class there, it is one of
-    the `contradictions`.
+    the `contradictions`. So are the samples whose ids are `disputed`. If the samples give the same content two classes,
+    its id is in `torn` after reading: the first of them was yielded, so read again with these as `disputed`.
     """
 
     samples: Samples[Any]
     rows: Array
     known: dict[int, str]
+    disputed: Set[int] = frozenset()
+    torn: set[int] = field(default_factory=set)
     duplicates: int = 0
     contradictions: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)  # of new samples by class
+    _arrived: dict[int, str] = field(default_factory=dict)  # the classes of new samples by id
+    _left: dict[int, list[tuple[str, str]]] = field(default_factory=dict)  # disputed samples by id: where, and class
 
     def chunks(self, progress: Progress) -> Iterator[Chunk]:
         """Yield new samples, 1,024 at a time or fewer."""
@@ -139,6 +158,11 @@ class Arrivals:
                     if len(found.ids):
                         yield found
                 advance(len(rows))
+        for same in self._left.values():
+            for where, name in same:
+                other, another = next(one for one in same if one[1] != name)
+                told = f"{where} is given as {name!r}, and {other} with the same content as {another!r}"
+                self.contradictions.append(f"{told}: both left out")
 
     def _new(self, rows: Array) -> Chunk:
         inputs, kept, problems = self.samples.read_some(rows)
@@ -146,22 +170,28 @@ class Arrivals:
         names = [self.samples.classes[label] for label in self.samples.labels[rows[kept]].tolist()]
         ids, new = content_ids(inputs), []
         for place, (one, name) in enumerate(zip(ids.tolist(), names, strict=True)):
-            there = self.known.get(one)
-            if there is None:
-                self.known[one] = name
+            there = self.known.get(one, self._arrived.get(one))
+            if one in self.disputed:
+                self._left.setdefault(one, []).append((self._where(int(rows[kept[place]])), name))
+            elif there is None:
+                self._arrived[one] = name
                 self.counts[name] += 1
                 new.append(place)
             elif there == name:
                 self.duplicates += 1
+            elif one in self._arrived:
+                self.torn.add(one)
             else:
                 where = self._where(int(rows[kept[place]]))
                 self.contradictions.append(f"{where} is given as {name!r}, but is stored as {there!r}: left out")
         return Chunk(ids[new], [names[place] for place in new], inputs[new])
 
     def _where(self, row: int) -> str:
-        """Name a sample for a message: by its file, or by its number."""
-        try:
-            stored = self.samples.encoded_some([row])[0][0]
-        except (GraspError, IndexError):
-            stored = b""
-        return stored if isinstance(stored, str) else f"sample {row + 1} of {self.samples.name}"
+        """Name a sample for a message: by its file, its text or its number."""
+        if isinstance(self.samples, EncodedTexts):
+            return _short(self.samples.texts.read([row])[0])
+        return self.samples.title(row)
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…")

@@ -28,7 +28,8 @@ class Calibration:
         temperature: logits are divided by it before the softmax.
         threshold: a sample whose score is below it is unknown; -inf calls nothing unknown.
         auroc: probability that a sample of a learned class scores higher than one of a class left out. It is the mean
-            over classes, each left out of the head in turn; None if it cannot be measured.
+            over classes, each left out of the head in turn; None if it cannot be measured. The features were trained
+            with the class, so it is an upper bound of what to expect for a new class.
         samples: number of held-out samples.
         scores: of these samples, sorted; 1,000 at most.
     """
@@ -50,6 +51,11 @@ class Calibration:
         threshold = values["threshold"]
         return cls(**{**values, "threshold": float("-inf") if threshold is None else threshold})
 
+    @property
+    def marks(self) -> bool:
+        """Whether there were enough held-out samples to tell what is unknown."""
+        return self.threshold > float("-inf")
+
     def probabilities(self, logits: Tensor) -> Array:
         """Return calibrated probabilities [n, classes], in double precision: they tie only if logits do."""
         return (logits.double() / self.temperature).softmax(1).numpy(force=True)
@@ -66,6 +72,16 @@ def score(logits: Tensor) -> Array:
     True
     """
     return logits.double().logsumexp(1).numpy(force=True)
+
+
+def novelty(known: Tensor, new: Tensor) -> float | None:
+    """Return the AUROC of classes before they are learned: of held-out samples against samples of new classes.
+
+    Args:
+        known: logits [n, classes] of held-out samples.
+        new: logits [m, classes] of samples of classes that the head does not know.
+    """
+    return auroc(score(known), score(new)) if min(len(known), len(new)) >= _FEWEST else None
 
 
 def calibrate(logits: Tensor, targets: Tensor) -> Calibration:
@@ -90,6 +106,8 @@ def calibrate(logits: Tensor, targets: Tensor) -> Calibration:
 def left_out_auroc(logits: Tensor, targets: Tensor) -> float | None:
     """Return how well scores tell samples of one class, left out of the head, from all others: the mean over classes.
 
+    The rows of a discriminant have mean zero (`Aligned`). So a head that does not know a class has the logits of the
+    others, minus their mean: without that, a sample of the class would have low logits because the class was known.
     Of many classes, 50 are left out in turn.
 
     >>> certain = 9.0 * torch.eye(3).repeat(2, 1)
@@ -99,7 +117,8 @@ def left_out_auroc(logits: Tensor, targets: Tensor) -> float | None:
     found, classes, own = [], logits.shape[1], targets.unique()
     some = own[torch.linspace(0, len(own) - 1, min(len(own), _LEFT_OUT)).long()]
     for left_out in some.tolist() if classes > 2 else ():
-        rest = score(logits[:, torch.arange(classes) != left_out])
+        others = logits[:, torch.arange(classes) != left_out]
+        rest = score(others - others.mean(1, keepdim=True))
         foreign = (targets == left_out).numpy()
         if not foreign.all():
             found.append(auroc(rest[~foreign], rest[foreign]))

@@ -84,7 +84,10 @@ def _solve_again(version: Version) -> None:
 
 
 def _without(entry: dict[str, Any], names: list[str]) -> None:
-    """Remove classes from an entry of the history."""
+    """Remove classes from an entry of the history; how many classes it added stays known."""
+    gone = len(entry.get("added", {}).keys() & set(names))
+    if gone:
+        entry["forgotten"] = entry.get("forgotten", 0) + gone
     for name in names:
         for part in ("classes", "changed", "added"):
             entry.get(part, {}).pop(name, None)

@@ -26,11 +26,13 @@ if TYPE_CHECKING:
 class Recognised(Predictions):
     """Predictions of a workspace: also which inputs look like no learned class, and their scores [n].
 
-    `unknown` [n] is false for an input that could not be read, and its score is NaN.
+    `unknown` [n] is false for an input that could not be read, and its score is NaN. If `marks` is false, there were
+    too few held-out samples to tell what is unknown, and nothing is marked.
     """
 
     unknown: Array
     scores: Array
+    marks: bool
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Classifier:
                 probabilities[places] = self.calibration.probabilities(logits)
                 unknown[places], scores[places] = self.calibration.unknown(logits), score(logits)
             problems |= faults
-        return Recognised(self.classes, probabilities, problems, unknown, scores)
+        return Recognised(self.classes, probabilities, problems, unknown, scores, self.calibration.marks)
 
     @torch.no_grad()
     def logits(self, batch: Tensor) -> Tensor:

@@ -30,6 +30,7 @@ class Evaluation:
     unknown: Tally  # samples that are called unknown, wrongly
     foreign: Tally  # samples of classes that the workspace does not know: those that are called unknown
     auroc: float | None  # of telling both kinds apart; None without samples of other classes
+    marks: bool  # whether unknown samples can be told at all, see `Calibration.marks`
     problems: list[str]
 
 
@@ -69,5 +70,5 @@ def evaluate(classifier: Classifier, samples: Samples[Any], rows: Array, progres
         Tally(int(marked[known].sum()), int(known.sum())),
         Tally(int(marked[~known].sum()), int((~known).sum())),
         auroc(values[known], values[~known]) if known.any() and not known.all() else None,
-        problems,
+        classifier.calibration.marks, problems,
     )  # fmt: skip

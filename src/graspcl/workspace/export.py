@@ -80,6 +80,13 @@ def image_steps(pixels: int, whole: bool = False) -> dict[str, Any]:
     }
 
 
+def check_ending(path: str | Path) -> None:
+    """Refuse a file of a kind that `export` does not write."""
+    if Path(path).suffix not in (".onnx", ".safetensors"):
+        known = "choose one of them as the file's ending"
+        raise GraspError(f"export writes .onnx or .safetensors; {known}, got {Path(path).name}")
+
+
 def export(path: str | Path, what: Exportable) -> float | None:
     """Write a classifier to `path`, whole or not at all.
 
@@ -99,10 +106,7 @@ def export(path: str | Path, what: Exportable) -> float | None:
     any number of samples. Its outputs are `probabilities` [n, classes], `score` [n] and `unknown` [n].
     """
     path = Path(path)
-    if path.suffix not in (".onnx", ".safetensors"):
-        raise GraspError(
-            f"export writes .onnx or .safetensors; choose one of them as the file's ending, got {path.name}"
-        )
+    check_ending(path)
     if len(what.classes) != what.network.head.classes:
         raise GraspError(f"the head has {what.network.head.classes} rows, but there are {len(what.classes)} classes")
     if path.suffix == ".safetensors":

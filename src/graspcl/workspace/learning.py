@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 
 from graspcl.buffer import Codes
 from graspcl.checks import Array
@@ -16,12 +19,15 @@ from graspcl.data import Samples
 from graspcl.errors import GraspError
 from graspcl.progress import Progress
 from graspcl.workspace.arriving import Arrivals
+from graspcl.workspace.calibration import novelty
 from graspcl.workspace.judging import Change, Tally, changes, fallen, hold_out, tallies
+from graspcl.workspace.memory import HeldOut
 from graspcl.workspace.training import Effort, Trained, train
 from graspcl.workspace.version import Version
 
 _ENCODED = 64  # samples that pass through the frozen part at a time
 _ALL = -1  # stands for all classes together, as a label
+_SCORED = 500  # samples of known and of new classes at most that are scored before training
 _CONFUSED = 0.2  # warn if a new class takes at least this share of an earlier class
 
 
@@ -42,6 +48,7 @@ class Learnt:
     fallen: list[str]  # classes that fell beyond chance
     all_fell: bool  # whether the earlier classes together fell beyond chance
     confused: list[str]  # earlier classes that are taken for new ones
+    novelty: float | None  # AUROC of telling new classes as unknown, before they were learned
     seconds: float
 
     @property
@@ -58,17 +65,28 @@ class Refused(GraspError):
         self.result = result
 
 
-def learn(version: Version, samples: Samples[Any], rows: Array, effort: Effort, progress: Progress) -> Learnt:
-    """Take the samples at `rows` [n] into a version and train it. Nothing is written."""
-    began, old, known = time.monotonic(), version.held, set(version.names)
-    before = version.right()
-    arrivals = Arrivals(samples, rows, version.known())
-    for chunk in arrivals.chunks(progress):
-        parts = [version.learner.encode(part) for part in chunk.inputs.split(_ENCODED)]
-        _take(version, chunk.ids, chunk.names, torch.cat([torch.as_tensor(part) for part in parts]))
-    if len(version.names) < 2:
-        raise GraspError(f"a classifier needs at least two classes, and {samples.name} has {len(version.names)}")
-    held = len(version.held) - len(old)
+def learn(
+    load: Callable[[], Version], samples: Samples[Any], rows: Array, effort: Effort, progress: Progress
+) -> tuple[Version, Learnt]:
+    """Take the samples at `rows` [n] into a version and train it. Nothing is written.
+
+    Args:
+        load: returns the version as it is before. It is called twice if the samples contradict each other.
+    """
+    began, version = time.monotonic(), load()
+    old, known, before = version.held, set(version.names), version.right()
+    head = [part.clone() for part in (version.learner.network.head.weight, version.learner.network.head.bias)]
+    arrivals = _take_all(version, samples, rows, progress)
+    if arrivals.torn:
+        progress.note(f"the same content has two classes: reading {samples.name} again without such samples")
+        del version
+        version = load()
+        arrivals = _take_all(version, samples, rows, progress, arrivals.torn)
+    problems = [*samples.problems, *arrivals.problems]
+    if problems and len(arrivals.problems) == len(rows):
+        raise GraspError(f"no sample can be used: {problems[0]}")
+    check_classes(samples.name, len(version.names))
+    held, novel = len(version.held) - len(old), _novelty(version, head, old, known)
     trained = Trained(0, 0.0, "there is nothing new")
     if arrivals.counts:
         accuracy, batch_size = lambda: float(version.right().sum()) / max(1, len(version.held)), _batch(version)
@@ -81,15 +99,32 @@ def learn(version: Version, samples: Samples[Any], rows: Array, effort: Effort, 
     fell = fallen({**found, _ALL: together})
     tally = tallies(right, version.held.labels)
     names = version.names
-    return Learnt(
-        dict(arrivals.counts), held, arrivals.duplicates, arrivals.contradictions,
-        [*samples.problems, *arrivals.problems], trained,
+    return version, Learnt(
+        dict(arrivals.counts), held, arrivals.duplicates, arrivals.contradictions, problems, trained,
         {names[label]: one for label, one in found.items()},
         {names[label]: one for label, one in tally.items() if label not in found},
         together, Tally(int(right.sum()), len(right)), [names[label] for label in fell if label != _ALL], _ALL in fell,
-        _confused(version, predicted[: len(old)], old.labels, known),
+        _confused(version, predicted[: len(old)], old.labels, known), novel,
         time.monotonic() - began,
     )  # fmt: skip
+
+
+def _novelty(version: Version, head: list[Tensor], old: HeldOut, known: set[int]) -> float | None:
+    """Return how well new classes are told from `known` ones before training; `head` is weights and biases of before.
+
+    Both are scored by it: stored samples of new classes, and the held-out samples `old`.
+    """
+    new = np.flatnonzero(~np.isin(version.buffer.labels, [*known]))
+    if not len(old) or not len(new):
+        return None
+    codes = old.codes[_spread(len(old))], version.buffer["codes"][new[_spread(len(new))]]
+    features = (version.learner.outputs(torch.as_tensor(part), "features") for part in codes)
+    return novelty(*(F.linear(part, *head).cpu() for part in features))
+
+
+def _spread(number: int) -> Array:
+    """Return up to 500 of `number` positions, at equal distances."""
+    return np.linspace(0, number - 1, min(number, _SCORED)).astype(np.int64)
 
 
 def _confused(version: Version, predicted: Array, labels: Array, known: set[int]) -> list[str]:
@@ -101,6 +136,23 @@ def _confused(version: Version, predicted: Array, labels: Array, known: set[int]
         for (true, taken), number in pairs.items()
         if taken not in known and number >= 2 and number >= _CONFUSED * sizes[true]
     ]
+
+
+def check_classes(name: str, classes: int) -> None:
+    """Refuse data, by their name, with fewer than two classes."""
+    if classes < 2:
+        raise GraspError(f"a classifier needs at least two classes, and {name} has {classes}")
+
+
+def _take_all(
+    version: Version, samples: Samples[Any], rows: Array, progress: Progress, disputed: Set[int] = frozenset()
+) -> Arrivals:
+    """Read the samples at `rows` [n] and store what is new, without samples whose ids are `disputed`."""
+    arrivals = Arrivals(samples, rows, version.known(), disputed)
+    for chunk in arrivals.chunks(progress):
+        parts = [version.learner.encode(part) for part in chunk.inputs.split(_ENCODED)]
+        _take(version, chunk.ids, chunk.names, torch.cat([torch.as_tensor(part) for part in parts]))
+    return arrivals
 
 
 def _take(version: Version, ids: Array, names: list[str], codes: Codes) -> None:
@@ -125,7 +177,7 @@ def summary_of(result: Learnt, source: str) -> dict[str, Any]:
         "samples": result.samples, "held": result.held, "duplicates": result.duplicates,
         "contradictions": len(result.contradictions), "added": result.added, "updates": result.trained.updates,
         "seconds": round(result.seconds, 1), "source": source, "fallen": result.fallen,
-        "all_fell": result.all_fell, "confused": result.confused,
+        "all_fell": result.all_fell, "confused": result.confused, "novelty": result.novelty,
         "changed": {name: [list(one.before), list(one.after)] for name, one in result.changed.items()},
     }  # fmt: skip
 

@@ -17,6 +17,7 @@ from graspcl.cache import digest_of
 from graspcl.checks import Array
 from graspcl.codec import Codec
 from graspcl.errors import GraspError
+from graspcl.experiment.prediction import broken_weights
 from graspcl.experiment.prepare import make_learner
 from graspcl.experiment.pretraining import build_network
 from graspcl.learner import Learner
@@ -77,6 +78,8 @@ def load_network(store: Store, manifest: Manifest, config: Config) -> SplitNetwo
     weights = store.get(manifest["network"])
     network.head = make_head(network, len(weights["head.weight"]))
     _load_weights(network, weights)
+    if why := broken_weights(network):
+        raise GraspError(f"the workspace {store.folder} cannot predict: {why}; use `graspcl undo`")
     return network.execute(config.execution.make()).eval()
 
 
@@ -127,6 +130,8 @@ def save_learner(
         segments: those of the version before.
         forgotten: whether samples were forgotten, so that no segment may keep any that is not stored.
     """
+    if why := broken_weights(learner.network):
+        raise GraspError(f"nothing was changed: training ended with {why}; look at the new samples")
     known, buffer = learner.knowledge(), learner.buffer.state_dict()
     codes = buffer["columns"].pop("codes", np.empty((0, 1), np.float16))
     if isinstance(codes, dict):  # of texts without padding; segments hold padded ones, and so does the held-out part

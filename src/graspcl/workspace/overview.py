@@ -79,7 +79,7 @@ def status(store: Store) -> Status:
                     Tally(*held.get(name, (0, 0))))
         for label, name in names.items()
     ]  # fmt: skip
-    drift = drift_of(recent_scores(store.folder), calibration)
+    drift = drift_of(recent_scores(store.folder, -1 if store.head is None else store.head.number), calibration)
     return Status(
         str(store.folder), str(config.network), str(config.codec), str(config.buffer.capacity), store.size(), classes,
         Tally(*entries[-1]["accuracy"]), calibration, entries, len(store.versions()) - 1, drift,
@@ -114,21 +114,22 @@ def _said(drift: Drift) -> str:
 # -- recent predictions ------------------------------------------------------------------------------------------------
 
 
-def remember_scores(folder: Path, scores: Array) -> None:
-    """Note the scores [n] of predictions, the last 1,000 of all. A folder that cannot be written gets none."""
+def remember_scores(folder: Path, scores: Array, version: int) -> None:
+    """Note the scores [n] of predictions with a version, its last 1,000. A folder that cannot be written gets none."""
     new = [round(float(one), 4) for one in scores[np.isfinite(scores)]]
-    content = seal_object({"scores": [*recent_scores(folder), *new][-_KEPT:]})
+    content = seal_object({"version": version, "scores": [*recent_scores(folder, version), *new][-_KEPT:]})
     with contextlib.suppress(OSError):
         write_whole(folder / RECENT, lambda file: file.write(content))
 
 
-def recent_scores(folder: Path) -> list[float]:
-    """Return the scores of the last predictions, oldest first; none if they cannot be read."""
+def recent_scores(folder: Path, version: int) -> list[float]:
+    """Return the scores of the last predictions, oldest first; none if another version predicted, or if unreadable."""
     try:
-        found = read_object(read_regular(folder / RECENT)).get("scores")
+        content = read_object(read_regular(folder / RECENT))
     except (OSError, Damaged):
         return []
-    scores = found if isinstance(found, list) else []
+    found = content.get("scores")
+    scores = found if isinstance(found, list) and content.get("version") == version else []
     return [float(one) for one in scores if isinstance(one, int | float) and math.isfinite(one)]
 
 

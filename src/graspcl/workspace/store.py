@@ -25,7 +25,7 @@ from typing import IO, Any
 from graspcl.errors import GraspError
 from graspcl.integrity import Damaged
 from graspcl.objects import Objects, names_in
-from graspcl.state import drop_unfinished, sync_folder
+from graspcl.state import drop_unfinished, sync_folder, write_whole
 from graspcl.workspace import journal as journals
 from graspcl.workspace.journal import Entry, Journal, Version
 from graspcl.workspace.lock import hold
@@ -67,16 +67,14 @@ class Store:
             GraspError: the folder has files, or cannot be written.
         """
         folder = Path(folder)
-        if _in_use(folder):
-            raise GraspError(f"the folder {folder} is not empty; choose another one for the new workspace")
+        check_free(folder)
         try:
             (folder / OBJECTS).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise GraspError(f"the folder {folder} cannot be created: {error.strerror}") from error
         lock = hold(folder / LOCK)
         try:
-            if _in_use(folder):  # meanwhile
-                raise GraspError(f"the folder {folder} is not empty; choose another one for the new workspace")
+            check_free(folder)  # another process may have used it meanwhile
             journal = journals.new_journal(json.loads(json.dumps(format)))
             with _disk_errors(folder):
                 for name in (DATABASE, BACKUP):
@@ -148,7 +146,10 @@ class Store:
         Raises:
             GraspError: the file is missing or damaged.
         """
-        return self._objects.get(name)
+        try:
+            return self._objects.get(name)
+        except GraspError as error:
+            raise GraspError(f"{error}; {self.way_out()}") from error
 
     def last_good(self, *parts: str) -> Version:
         """Return the newest version whose objects are sound.
@@ -166,7 +167,10 @@ class Store:
         raise GraspError(f"no version of the workspace {self.folder} is sound; restore it from a copy")
 
     def verify(self) -> list[str]:
-        """Read every row and every object of every version; return what is wrong, one line each."""
+        """Read every row and every object of the current version and of those before it; return what is wrong.
+
+        What only undone versions name is never used again, and not read.
+        """
         found = []
         for name in (DATABASE, BACKUP):
             path = self.folder / name
@@ -174,8 +178,22 @@ class Store:
                 journals.read(path, pages=True)
             except (Damaged, GraspError) as error:
                 found.append(f"{path} is damaged: {error}")
-        kept = {name: None for version in self._journal.versions.values() for name in _names(version.manifest)}
+        kept = {name: None for version in self.versions() for name in _names(version.manifest)}
         return found + self._faults(kept)
+
+    def way_out(self) -> str:
+        """Return what to do about damage that `verify` found."""
+        if self.problems or self.head is None:
+            return "replace the folder by a copy"
+        copy = f"restore files from a copy with `graspcl verify {self.folder} --restore COPY`"
+        faults = [bool(self._faults(_names(version.manifest))) for version in self.versions()]
+        if all(faults):
+            return copy
+        if not faults[0]:
+            return f"the current version is sound, but not every change can be undone; to mend that, {copy}"
+        if faults[1]:
+            return f"{copy}; until then it predicts as before the last {faults.index(False)} changes"
+        return f"take the last change back with `graspcl undo`, or {copy}"
 
     def size(self) -> int:
         """Return the bytes of all files in the folder."""
@@ -281,6 +299,30 @@ class Store:
             self._advance(replace(self._journal, versions=kept, unclean=True))
         return self.clean() if self._journal.unclean else 0
 
+    def restore(self, copy: str | Path) -> int:
+        """Replace missing and damaged objects by those of a copy of the workspace; return how many.
+
+        Raises:
+            GraspError: the workspace cannot be written.
+        """
+        self._check_writable()
+        others, restored = Objects(Path(copy) / OBJECTS), 0
+        for name in dict.fromkeys(name for version in self.versions() for name in _names(version.manifest)):
+            if self._objects.fault(name) and not others.fault(name):
+                with _disk_errors(self.folder):
+                    _copy(others.path(name), self._objects.path(name))
+                restored += 1
+        return restored
+
+    def discard(self) -> None:
+        """Remove the files of a workspace that has no version yet, and the folder if it is empty then."""
+        if self.head is None:
+            self._objects.clear()
+            with contextlib.suppress(OSError):
+                for name in (DATABASE, BACKUP, LOCK):
+                    (self.folder / name).unlink(missing_ok=True)
+                self.folder.rmdir()
+
     def close(self) -> None:
         """Let other processes write. What was read stays valid."""
         if self._lock is not None:
@@ -333,6 +375,12 @@ class Store:
             return False
 
 
+def check_free(folder: Path) -> None:
+    """Refuse a folder that cannot become a workspace, because it has files."""
+    if _in_use(folder):
+        raise GraspError(f"the folder {folder} is not empty; choose another one for the new workspace")
+
+
 def _in_use(folder: Path) -> bool:
     """Whether a folder has files other than those of a workspace that was left before its first version."""
     try:
@@ -358,6 +406,12 @@ def _read(folder: Path, pages: bool) -> tuple[Journal, list[str]]:
         except Damaged as error:
             problems.append(f"{folder / name} is damaged: {error}")
     raise GraspError(f"nothing of the workspace can be read: {'; '.join(problems)}; restore it from a copy")
+
+
+def _copy(source: Path, path: Path) -> None:
+    content = source.read_bytes()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, lambda file: file.write(content))
 
 
 def _names(manifest: dict[str, Any]) -> Iterator[str]:

@@ -85,7 +85,8 @@ def train(
         now = accuracy()
         if now < best - (best * (1 - best) / max(1, held)) ** 0.5:
             learner.restore(before)
-            reason = "the last pass lowered held-out accuracy and was taken back"
+            reason = f"{'another' if updates else 'a'} pass over the memory lowered held-out accuracy and was undone"
+            reason += "" if updates else "; the last layer still learned the new samples, in one step"
             break
         updates += done
         if deadline is not None and (done < number or updates >= limit):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,10 +22,10 @@ from graspcl.workspace.arriving import Given, content_ids, open_labelled
 from graspcl.workspace.changing import forget, merge, rename_in
 from graspcl.workspace.classifier import Classifier, Recognised
 from graspcl.workspace.evaluation import Evaluation, evaluate
-from graspcl.workspace.learning import Learnt, Refused, learn, refusal, summary_of
+from graspcl.workspace.learning import Learnt, Refused, check_classes, learn, refusal, summary_of
 from graspcl.workspace.making import MEMORY, choose_settings, new_version
 from graspcl.workspace.overview import RECENT, Status, remember_scores, status
-from graspcl.workspace.store import Store
+from graspcl.workspace.store import Store, check_free
 from graspcl.workspace.training import Effort, parse_seconds
 from graspcl.workspace.version import UNDOABLE, Version, head_of, history_of, load_classifier
 
@@ -47,7 +48,7 @@ class Workspace:
         self.folder, self.wait, self.progress = folder, wait, progress
         self.made: Learnt | None = None  # what `new` did
         self._classifier: Classifier | None = None
-        self._number = -1  # the version of the classifier
+        self._number = self._predicting = -1  # the current version, and the one that predicts; another if it is damaged
 
     # -- opening -------------------------------------------------------------------------------------------------------
 
@@ -85,15 +86,15 @@ class Workspace:
             seed: of all random choices.
             progress: what shows the steps and the choices.
         """
-        progress = progress or Silent()
+        progress, effort = progress or Silent(), _effort(budget, updates)
+        check_free(Path(folder))
         config = choose_settings(str(data), backbone, memory, pixels, seed, progress, text, label)
         samples = open_labelled(config, str(data), text, label)
-        with Store.create(folder, {"kind": "classifier"}) as store:
+        check_classes(samples.name, len(samples.classes))
+        with _created(folder) as store:
             rows = _rows(samples)
-            version = new_version(config, samples, rows, progress)
-            result = learn(version, samples, rows, _effort(budget, updates), progress)
-            if not result.samples:
-                raise GraspError(f"none of the samples of {samples.name} can be used: {(result.problems or ['?'])[0]}")
+            empty = new_version(config, samples, rows, progress)
+            version, result = learn(lambda: deepcopy(empty), samples, rows, effort, progress)
             version.save(store, "new", summary_of(result, str(data)))
         found = cls(Path(folder), 0.0, progress)
         found.made = result
@@ -124,7 +125,7 @@ class Workspace:
             inputs: a list of texts; paths or bytes of image files; or an array as the network takes it.
         """
         found = self._current().predict(inputs)
-        remember_scores(self.folder, found.scores)
+        remember_scores(self.folder, found.scores, self._predicting)
         return found
 
     @property
@@ -155,6 +156,16 @@ class Workspace:
         with Store.open(self.folder) as store:
             return store.verify()
 
+    def restore(self, copy: str | Path) -> int:
+        """Replace missing and damaged files by those of a copy of the workspace; return how many."""
+        with self._writing() as store:
+            return store.restore(copy)
+
+    def way_out(self) -> str:
+        """Return what to do about damage that `verify` found."""
+        with Store.open(self.folder) as store:
+            return store.way_out()
+
     def export(self, path: str | Path) -> float | None:
         """Write the classifier to one file for other programs: `.onnx` or `.safetensors`.
 
@@ -163,8 +174,9 @@ class Workspace:
         Returns:
             The largest difference of probabilities that onnxruntime computes; None if it was not compared.
         """
-        from graspcl.workspace.export import export
+        from graspcl.workspace.export import check_ending, export
 
+        check_ending(path)
         return export(path, self._current().exportable())
 
     def ids(self, inputs: Contents) -> Array:
@@ -185,12 +197,14 @@ class Workspace:
 
     def _sound_classifier(self, store: Store) -> Classifier:
         """Load what predicts: of the current version, or if that is damaged, of the last one that is not."""
+        self._predicting = -1 if store.head is None else store.head.number
         try:
             return load_classifier(store)
         except GraspError as error:
             if store.head is None or (sound := store.last_good()).number == store.head.number:
                 raise
             self.progress.note(f"{error}; predicting as before the change of {store.head.time}")
+            self._predicting = sound.number
             return load_classifier(store, sound.manifest)
 
     # -- changing ------------------------------------------------------------------------------------------------------
@@ -219,8 +233,7 @@ class Workspace:
         with self._writing() as store:
             config = from_plain(head_of(store)["settings"])
             samples = self._labelled(config, inputs, labels, text, label)
-            version = Version.load(store)
-            result = learn(version, samples, _rows(samples), effort, self.progress)
+            version, result = learn(lambda: Version.load(store), samples, _rows(samples), effort, self.progress)
             if (why := refusal(result)) and not accept:
                 raise Refused(why, result)
             if result.samples:
@@ -301,6 +314,17 @@ class Workspace:
         if isinstance(inputs, str | Path):
             raise GraspError(f"with labels, give a list of {reader.reads}: learn([one], [class])")
         return Given(reader, reader.check(inputs, "learn"), labels)
+
+
+@contextmanager
+def _created(folder: str | Path) -> Iterator[Store]:
+    """Make the folder of a workspace; if its first version fails, nothing of it stays."""
+    with Store.create(folder, {"kind": "classifier"}) as store:
+        try:
+            yield store
+        except BaseException:
+            store.discard()
+            raise
 
 
 def _rows(samples: Samples[Any]) -> Array:
