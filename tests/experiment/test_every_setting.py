@@ -26,8 +26,8 @@ from graspcl.stream import save_stream
 VECTORS = {
     "data.path": "mine", "network.name": "vector", "network.dim": 8, "network.hidden": 16, "network.embedding": 8,
     "network.dropout": 0.1, "codec.name": "half", "stream.base_classes": 2, "base.passes": 0.2, "buffer.capacity": 60,
-    "budget.updates": 3, "budget.batch_size": 8, "optimiser.lr": 0.5, "execution.device": "cpu",
-    "checkpoint.seconds": 1e6,
+    "budget.updates": 3, "budget.batch_size": 8, "execution.device": "cpu", "checkpoint.seconds": 1e6,
+    "learner.name": "siesta", "optimiser.name": "sgd", "optimiser.lr": 0.5,
 }  # fmt: skip
 PHOTOS = {
     **VECTORS, "data.path": "PHOTOS", "data.pixels": 16, "network.name": "small", "base.passes": 0.0,

@@ -277,7 +277,7 @@ def test_no_policy_stumbles_over_a_network_that_ran_away(small, tmp_path, policy
 
 @pytest.mark.parametrize(("options", "message"), [
     ({"base__stages": "supervised(batch_size=8,lr=1e20)"}, "became nan in epoch 1; lower the learning rate (1e+20)"),
-    ({"base__passes": 3, "optimiser__lr": 1e20}, "the loss became nan at update 2 of 6; lower the learning rate"),
+    ({"base__passes": 3, "optimiser__lr": 1e20}, "the loss became nan at update 1 of 6; lower the learning rate"),
 ])  # fmt: skip
 def test_base_training_that_diverges_is_explained(photos, tmp_path, options, message):
     with pytest.raises(GraspError) as raised:
