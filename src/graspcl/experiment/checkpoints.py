@@ -85,7 +85,7 @@ class SegmentedCodes:
 
     def births_in(self, name: str) -> Array:
         """Return the births [m] of the samples in a segment."""
-        return np.asarray(self._objects.get(name)["births"])
+        return np.array(self._objects.get(name)["births"])  # a copy, since the original keeps the whole file mapped
 
     def read_into(self, codes: Array) -> None:
         """Read all codes into the first rows of an array."""
