@@ -53,6 +53,15 @@ def test_only_new_samples_are_written_and_codes_come_back_in_the_order_of_slots(
     assert load(place, said) == (1, [100, *range(1, 20)]) and said == []
 
 
+def test_files_are_not_mapped_any_longer_than_they_are_read(tmp_path):
+    """Mapped files count as memory: a resumed run would take twice its buffer."""
+    written, known = Segments(tmp_path), Segments(tmp_path)
+    codes = written.write(stored(range(20)))
+    written.settle()
+    known.open(codes, np.arange(20))
+    assert [births.flags.owndata for births in known._births.values()] == [True]
+
+
 def test_a_resumed_run_knows_what_is_written(tmp_path):
     save(RunFolder(tmp_path), range(20))
     place = RunFolder(tmp_path)

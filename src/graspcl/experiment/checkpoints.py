@@ -61,6 +61,7 @@ class Segments:
 
     def open(self, written: dict[str, Any], births: Array) -> SegmentedCodes:
         """Verify what `write` returned, and return the codes of samples with these births [n]."""
+        # Copies, since the originals would keep the whole files mapped.
         self._births = {name: np.array(self.objects.get(name)["births"]) for name in written["names"]}
         positions, there = Positions(births), np.zeros(len(births), bool)
         for own in self._births.values():
