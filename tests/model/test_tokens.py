@@ -156,3 +156,14 @@ def test_forked_processes_work_without_a_warning(folder: Path, capfd: pytest.Cap
     with multiprocessing.get_context("fork").Pool(2) as pool:
         assert pool.map(_encode_here, [folder] * 4, chunksize=1) == [expected] * 4
     assert capfd.readouterr().err == ""
+
+
+def test_a_vocabulary_without_a_token_for_unknown_words_is_explained(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {"[PAD]": 0, "[UNK]": 1, "a": 2}
+    made = tokenizers.Tokenizer(tokenizers.models.WordPiece(words, unk_token="[UNK]"))
+    (tmp_path / "tokenizer.json").write_text(made.to_str().replace('"[UNK]":1', '"[UNL]":1'))
+    tokenizer = Tokenizer(tmp_path, 4)
+    assert tokenizer.encode(["a"]).tolist() == [[2, 0, 0, 0]]
+    with pytest.raises(GraspError, match=r"the vocabulary of the tokenizer is incomplete or damaged: .*\[UNK\]"):
+        tokenizer.encode(["zebra"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -138,7 +139,7 @@ class StaticTextEncoder:
         texts = _cut(texts)
         vectors = torch.empty(len(texts), self.embeddings.shape[1])
         for part in _chunks(texts, chunk):
-            encodings = self._tokenizer.encode_batch_fast(texts[part], add_special_tokens=False)
+            encodings = _encodings(self._tokenizer, texts[part], add_special_tokens=False)
             ids = [encoding.ids or [self._unknown] for encoding in encodings]
             offsets = np.cumsum([0, *(len(tokens) for tokens in ids[:-1])])
             flat = torch.from_numpy(np.concatenate(ids).astype(np.int64))
@@ -208,11 +209,7 @@ class Tokenizer:
         texts = _cut(texts)
         ids = np.full((len(texts), self.max_tokens), self.pad, np.int32)
         for part in _chunks(texts, chunk):
-            try:
-                encodings = self._tokenizer.encode_batch_fast(texts[part])
-            except TypeError:  # half of a surrogate pair, which is not a character; other programs show it as �
-                whole = [text.encode("utf-8", "replace").decode() for text in texts[part]]
-                encodings = self._tokenizer.encode_batch_fast(whole)
+            encodings = _encodings(self._tokenizer, texts[part])
             within = np.arange(self.max_tokens) < np.array([len(encoding.ids) for encoding in encodings])[:, None]
             ids[part][within] = np.concatenate([encoding.ids for encoding in encodings])
         return torch.from_numpy(ids)
@@ -257,12 +254,29 @@ def _load_tokenizer(source: str | Path) -> Any:
 
 
 def _read_tokenizer(tokenizers: Any, file: Path) -> Any:
-    try:
+    with _explained(f"{file} is not a tokenizer"):
         return tokenizers.Tokenizer.from_file(str(file))
-    except BaseException as error:  # the library raises nothing more specific, and panics
-        if isinstance(error, KeyboardInterrupt | SystemExit):
+
+
+def _encodings(tokenizer: Any, texts: Sequence[str], add_special_tokens: bool = True) -> list[Any]:
+    """Return the tokens of each text. Damage to a vocabulary may be found only here."""
+    with _explained("the vocabulary of the tokenizer is incomplete or damaged"):
+        try:
+            return list(tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens))
+        except TypeError:  # half of a surrogate pair, which is not a character; other programs show it as �
+            whole = [text.encode("utf-8", "replace").decode() for text in texts]
+            return list(tokenizer.encode_batch_fast(whole, add_special_tokens=add_special_tokens))
+
+
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Turn errors of the library into one line: it raises nothing more specific, and panics."""
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
             raise
-        raise GraspError(f"{file} is not a tokenizer: {error}") from error
+        raise GraspError(f"{what}: {error}") from error
 
 
 def _with_words(tokenizer: Any, source: object) -> Any:
