@@ -55,9 +55,10 @@ class Sizes:
 
 @dataclass
 class Spent:
-    """What one process measured, by part: seconds, and the most memory beside the buffer in MB."""
+    """What one process measured, by part: seconds, CPU seconds, and the most memory beside the buffer in MB."""
 
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    cpu: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     peak: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     stopped: float = 0.0  # seconds for which checkpoints stopped training
     saved: float = 0.0  # GB in all checkpoints together
@@ -67,9 +68,11 @@ class Spent:
     @contextmanager
     def part(self, name: str, learner: Learner) -> Iterator[None]:
         """Book what is done within; the buffer's own growth does not count as memory."""
-        held, before, begin = learner.buffer.nbytes, peak_bytes(reset=True), time.perf_counter()
+        held, before = learner.buffer.nbytes, peak_bytes(reset=True)
+        begin, worked = time.perf_counter(), time.process_time()
         yield
         self.seconds[name] += time.perf_counter() - begin
+        self.cpu[name] += time.process_time() - worked
         beside = peak_bytes() - before - (learner.buffer.nbytes - held)
         self.peak[name] = max(self.peak[name], beside / 1e6)
 
@@ -98,6 +101,7 @@ def bars(name: str, learned: Spent, resumed: Spent) -> Iterator[Bar]:
     for spent in (learned, resumed):
         for part, seconds in spent.seconds.items():
             yield Bar.of("full", f"{name}: seconds of {part}", [seconds])
+            yield Bar.of("full", f"{name}: CPU seconds of {part}", [spent.cpu[part]])
             bar = _PEAK if part == "checkpoints" else None
             yield Bar.of("full", f"{name}: MB at the peak of {part}, beside the buffer", [spent.peak[part]], bar)
     stop = learned.stopped / learned.saved
