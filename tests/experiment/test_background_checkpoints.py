@@ -107,7 +107,7 @@ def test_each_file_of_a_checkpoint_is_verified_once(tmp_path, monkeypatch):
 
     monkeypatch.setattr("xxhash.xxh3_128", Counted)
     assert load(place, []) == (0, stored(range(4000)).codes[:, 0].tolist())
-    files = [path for path in tmp_path.rglob("*.safetensors")]
+    files = list(tmp_path.rglob("*.safetensors"))
     assert len(files) == 2 and sum(hashed) <= sum(path.stat().st_size for path in files)
 
 
