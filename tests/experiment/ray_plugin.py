@@ -1,10 +1,10 @@
 """Made-up data for runs on Ray. A run notes its beginning and end in a file, and waits midway for another file."""
 
 import os
+import sys
 import time
 
 import numpy as np
-import ray
 import torch
 
 from graspcl.data import Samples, data_sources
@@ -32,6 +32,8 @@ if "ray_clusters" not in data_sources.names():
 
 
 def note(what: str, run: str) -> None:
+    import ray
+
     with open(os.environ["GRASPCL_TEST_LOG"], "a") as file:
         print(what, run, os.getpid(), ray.get_runtime_context().get_node_id(), file=file)
 
@@ -58,5 +60,8 @@ def watched() -> None:
     runner._RunLoop.finish, runner._RunLoop._session = noted_finish, waiting_session
 
 
-if ray.is_initialized() and ray.get_runtime_context().worker.mode == ray.WORKER_MODE:
-    watched()
+if "ray" in sys.modules:
+    import ray
+
+    if ray.is_initialized() and ray.get_runtime_context().worker.mode == ray.WORKER_MODE:
+        watched()
