@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import io
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +33,7 @@ Pixels = NDArray[np.uint8]
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 _LARGE = 16_000_000  # pixels; larger images are decoded one at a time, since each takes up to 13 bytes per pixel
 _one_large = threading.Lock()
-_SCAN = b"\xff\xda"  # the marker before each scan of a JPEG; not part of its compressed data
+_SCAN = re.compile(rb"\xff\xda\x00[\x08\x0a\x0c\x0e]")  # begins each scan of a JPEG; the end is its length in bytes
 _MARGIN = 256 / 224  # the shorter side before the centre crop, relative to the crop (reference: 256, then 224)
 
 
@@ -153,7 +154,7 @@ def _opened(source: Stored) -> Iterator[Any]:
             place, scans = file.tell(), 0
             file.seek(0)
             while piece := file.read(2**20):  # a marker across two pieces is not counted
-                scans += piece.count(_SCAN)
+                scans += len(_SCAN.findall(piece))
             file.seek(place)
             if fault := beyond("scans", scans, "scans"):
                 raise ValueError(fault)

@@ -19,6 +19,7 @@ from graspcl.errors import GraspError
 from graspcl.state import drop_unfinished, load_state, pack_state, partial_name, sync_folder, writing
 
 _NAME = re.compile(r"object:([0-9a-f]{32})")
+_IN_TEXT = re.compile(r'"(object:[0-9a-f]{32})\\?"')  # a whole string of JSON, possibly JSON within a string
 _PIECE = 1 << 18  # bytes that are read at a time to verify a file; they stay in the processor's cache
 
 
@@ -38,30 +39,44 @@ class Objects:
 
     def stage(self, state: dict[str, Any]) -> str:
         """As `put`, but the state is on the disk after `settle`. Its arrays may change in between."""
-        parts = pack_state(state)
-        name = f"object:{_digest(parts)}"
-        path = self.path(name)
-        if not path.parent.is_dir():
-            path.parent.mkdir(parents=True)
-            self._unsynced.add(path.parent.parent)
-        self._unsynced.add(path.parent)  # also of a file that is there: a killed process may have left it unsynced
-        if self.fault(name):
-            part = partial_name(path)
-            with writing(part) as file:
-                file.writelines(parts)
-            self._staged[path] = part
+        with self._all_or_none():
+            parts = pack_state(state)
+            name = f"object:{_digest(parts)}"
+            path = self.path(name)
+            if not path.parent.is_dir():
+                path.parent.mkdir(parents=True)
+                self._unsynced.add(path.parent.parent)
+            self._unsynced.add(path.parent)  # also of a file that is there: a killed process may have left it unsynced
+            if self.fault(name):
+                part = partial_name(path)
+                with writing(part) as file:
+                    file.writelines(parts)
+                self._staged[path] = part
         return name
 
     def settle(self) -> None:
         """Write what is staged to the disk."""
-        staged, self._staged = self._staged, {}
         folders, self._unsynced = self._unsynced, set()
-        for path, part in staged.items():
-            with writing(part, "r+b") as file:
-                os.fsync(file.fileno())
-                os.replace(part, path)
+        with self._all_or_none():
+            for path, part in self._staged.items():
+                with writing(part, "r+b") as file:
+                    os.fsync(file.fileno())
+                    os.replace(part, path)
+        self._staged = {}
         for folder in folders:
             sync_folder(folder)
+
+    @contextlib.contextmanager
+    def _all_or_none(self) -> Iterator[None]:
+        """Delete all staged files if one cannot be written: a full disk must not stay full of them."""
+        try:
+            yield
+        except BaseException:
+            for part in self._staged.values():
+                with contextlib.suppress(OSError):
+                    part.unlink()
+            self._staged = {}
+            raise
 
     def get(self, name: str, verify: bool = True) -> dict[str, Any]:
         """Return the state that was stored under this name; verify its content, unless the caller has just done so.
@@ -113,8 +128,8 @@ class Objects:
 
 
 def names_in(text: str) -> Iterator[str]:
-    """The objects that a text names."""
-    return (found[0] for found in _NAME.finditer(text))
+    """The objects that a text in JSON names."""
+    return (found[1] for found in _IN_TEXT.finditer(text))
 
 
 def _digest(pieces: Iterable[Any]) -> str:

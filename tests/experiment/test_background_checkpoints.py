@@ -15,6 +15,7 @@ from graspcl.experiment import runner
 from graspcl.experiment.checkpoints import Background, Segments, Stored
 from graspcl.experiment.folder import RunFolder
 from graspcl.settings import change
+from graspcl.state import pack_state
 
 
 def stored(births) -> Stored:
@@ -98,6 +99,66 @@ def test_a_bad_segment_is_told_of_and_the_checkpoint_before_is_used(tmp_path, ho
     assert load(place, said) == (0, [*range(20)])
     (line,) = said
     assert f"{new} is {how}" in line and "000002.safetensors" in line and line.endswith("trying the previous one")
+
+
+def test_a_folder_that_was_cleared_forgets_what_was_written(tmp_path):
+    save(RunFolder(tmp_path), range(20))
+    place = RunFolder(tmp_path)
+    place.load_checkpoint(lambda said: None)
+    place.clear()
+    save(place, range(20), 1)
+    assert load(place, []) == (1, [*range(20)])
+
+
+def test_nothing_is_deleted_if_a_checkpoint_cannot_be_read_for_the_moment(tmp_path, monkeypatch):
+    place = RunFolder(tmp_path)
+    save(place, range(20))
+    with monkeypatch.context() as patch:
+        patch.setattr("graspcl.experiment.checkpoints._header", lambda state: os.stat(tmp_path / "absent"))
+        save(place, range(24), 1)
+    assert load(place, []) == (1, [*range(24)])
+    (tmp_path / "checkpoints/000002.safetensors").unlink()
+    assert load(place, []) == (0, [*range(20)])
+
+
+@pytest.mark.parametrize("step", ["write", "sync"])
+def test_a_full_disk_is_not_left_full(tmp_path, monkeypatch, step):
+    place, calls = RunFolder(tmp_path), iter(range(100))
+    save(place, range(20))
+    monkeypatch.setattr("graspcl.experiment.checkpoints._SEGMENT", 8 * 6)
+    before = segments(place)
+
+    def full(*given):
+        if next(calls) == 2:
+            raise OSError(28, "No space left on device")
+        return kept(*given)
+
+    with monkeypatch.context() as patch:
+        owner, name = ("graspcl.objects.pack_state", "pack") if step == "write" else ("os.fsync", "fsync")
+        kept = pack_state if name == "pack" else os.fsync
+        patch.setattr(owner, full)
+        with pytest.raises(GraspError, match="No space left"):
+            save(place, range(100, 140), 1)
+    left = segments(place)
+    assert not [path for path in left if path.suffix == ".part"] and before.items() <= left.items()
+    save(place, range(100, 140), 2)
+    assert load(place, []) == (2, [*range(100, 140)])
+
+
+def test_a_failed_checkpoint_is_told_of_when_it_is_over():
+    writer, end = Background(), Event()
+
+    def fail(read):
+        end.wait()
+        raise GraspError("the disk is full")
+
+    writer.start(fail)
+    writer.check()  # not over yet
+    end.set()
+    writer._thread.join()
+    with pytest.raises(GraspError, match="the disk is full"):
+        writer.check()
+    writer.check()
 
 
 def test_each_file_of_a_checkpoint_is_verified_once(tmp_path, monkeypatch):

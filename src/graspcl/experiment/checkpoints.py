@@ -53,22 +53,33 @@ class Segments:
 
     def settle(self) -> None:
         """Write all segments to the disk."""
-        self.objects.settle()
+        try:
+            self.objects.settle()
+        except BaseException:
+            self._births = {}  # some of them may not be there
+            raise
 
     def keep(self, states: Iterable[Path]) -> None:
-        """Delete the segments that none of these checkpoints names."""
-        self.objects.keep(name for state in states for name in names_in(_header(state)))
+        """Delete the segments that none of these checkpoints names; none if one of them cannot be read."""
+        named = [name for state in states for name in names_in(_header(state))]
+        self.objects.keep([*named, *self._births])
+
+    def clear(self) -> None:
+        """Delete all segments."""
+        self.objects.clear()
+        self._births = {}
 
     def open(self, written: dict[str, Any], births: Array) -> SegmentedCodes:
         """Verify what `write` returned, and return the codes of samples with these births [n]."""
         # Copies, since the originals would keep the whole files mapped.
-        self._births = {name: np.array(self.objects.get(name)["births"]) for name in written["names"]}
+        known = {name: np.array(self.objects.get(name)["births"]) for name in written["names"]}
         positions, there = Positions(births), np.zeros(len(births), bool)
-        for own in self._births.values():
+        for own in known.values():
             found = positions.of(own)
             there[found[found >= 0]] = True
         if not there.all():
             raise GraspError(f"{self.objects.folder} lacks the codes of {int((~there).sum())} samples")
+        self._births = known
         return SegmentedCodes(self.objects, written, births)
 
 
@@ -101,13 +112,10 @@ class SegmentedCodes:
 
 
 def _header(state: Path) -> str:
-    """Return the header of a safetensors file; nothing if it is damaged."""
-    try:
-        with open(state, "rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            return file.read(min(length, state.stat().st_size)).decode(errors="replace")
-    except OSError:
-        return ""
+    """Return the header of a safetensors file, or something else if it is damaged."""
+    with open(state, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        return file.read(min(length, state.stat().st_size)).decode(errors="replace")
 
 
 class Background:
@@ -146,6 +154,11 @@ class Background:
 
         self._thread = Thread(target=work, name="checkpoint")
         self._thread.start()
+
+    def check(self) -> None:
+        """Raise the error of a call that has failed, as soon as it is over."""
+        if not self.busy:
+            self.wait()
 
     def wait_until_read(self) -> None:
         """Wait until the call has read what may change."""

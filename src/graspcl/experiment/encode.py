@@ -67,6 +67,8 @@ def encode(
             except BrokenProcessPool:
                 progress.note("a process was killed, perhaps for lack of memory; the others have done its part")
                 break
+            except Exception as error:
+                progress.note(f"a process failed, and the others have done its part: {error}")
     return found
 
 

@@ -125,7 +125,7 @@ class RunFolder:
                 (self.path / name).unlink(missing_ok=True)
             for file in self._checkpoints():
                 self._drop(file)
-            self.segments.objects.clear()
+            self.segments.clear()
             for file in self.path.glob("plans/session-*.npz"):
                 file.unlink()
 
@@ -194,7 +194,7 @@ class RunFolder:
     def load_checkpoint(self, note: Callable[[str], None], ranks: Ranks | None = None) -> dict[str, Any] | None:
         """Return the newest readable state; call `note` about damaged ones. Ranks use the newest that all can read."""
         if self.writable:
-            for folder in (self.path, self.path / "checkpoints", self.path / "plans"):
+            for folder in (self.path, self.path / "checkpoints", self.path / "plans", *self.path.glob("codes/*")):
                 drop_unfinished(folder)
         found = self._checkpoints()
         if ranks is not None:
@@ -230,7 +230,7 @@ class RunFolder:
         with _disk_errors(self.path):
             for path in self._checkpoints()[::-1][all_but:]:
                 self._drop(path)
-            self.segments.objects.clear()  # the state of a finished run has its codes inside
+            self.segments.clear()  # the state of a finished run has its codes inside
 
     def _drop(self, path: Path) -> None:
         """Delete a checkpoint: the state first, so that it is never there without its shards."""

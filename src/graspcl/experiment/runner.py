@@ -123,8 +123,12 @@ class _RunLoop:
             self.logger.session(record)
 
     def close(self) -> None:
-        """Let a checkpoint that is being written be finished."""
-        self._writer.wait()
+        """Let a checkpoint that is being written be finished: until then no other process may use the folder."""
+        while True:
+            try:
+                return self._writer.wait()
+            except KeyboardInterrupt:
+                continue
 
     def finish(self) -> dict[str, Any]:
         """Run to the end of the stream; return the summary."""
@@ -234,7 +238,10 @@ class _RunLoop:
     def _conclude(self) -> dict[str, Any]:
         summary = self._summary()
         keep = self.config.checkpoint.keep == "state"
-        self._writer.wait()
+        try:
+            self._writer.wait()
+        except GraspError as error:  # the final state may still be saved
+            self.progress.note(str(error))
         if keep:
             self._save(None, whole=True)
         self.live.close()  # first: a finished run has no such file, whenever it is killed
@@ -330,6 +337,7 @@ class _RunLoop:
 
         Saving takes at most a twentieth of the time. It goes on in the background, unless every update is saved.
         """
+        self._writer.check()
         every = self.config.checkpoint.seconds
         pause = max(every, 20 * self._writer.seconds) if every else 0.0
         due = time.perf_counter() - self._saved >= pause and not self._writer.busy

@@ -45,7 +45,7 @@ class StopSignals:
         if self.asked is None:
             self.asked = number
             with contextlib.suppress(RuntimeError):  # the signal came amid a line of output
-                self._note("stopping: a checkpoint is saved first; press Ctrl-C again to leave at once")
+                self._note("stopping: a checkpoint is saved first; press Ctrl-C again to leave without one")
         elif multiprocessing.parent_process() is None:
             self.leave()
 
