@@ -126,6 +126,7 @@ def test_mistakes_are_told_before_anything_is_predicted(call, place, tmp_path):
     (tmp_path / "no.txt").touch()
     (tmp_path / "what.doc").touch()
     mistakes = {
+        ("absent", "data"): "there is no workspace or run absent",
         ("data", "data"): "data is not a run folder: it has no config.toml",
         ("images",): "give inputs after the run",
         ("images", "nowhere.png"): "there is no file or folder nowhere.png",

@@ -116,7 +116,8 @@ def graspcl(*arguments):
         try:
             main(arguments)
         except SystemExit as end:
-            if end.code:
+            unread = arguments[0] == "predict" and end.code == 1  # one photo among them is no image
+            if end.code and not unread:
                 raise Refused(told.getvalue()) from None
     return told.getvalue()
 

@@ -78,6 +78,8 @@ def predict(
         raise GraspError(f"{output} is a folder; give -o the name of the table, such as {output / 'predictions.csv'}")
     if not inputs:
         raise GraspError("give inputs after the run: image files or folders, tables of texts, or - for standard input")
+    if not os.path.lexists(run):
+        raise GraspError(f"there is no workspace or run {run}")
     for given in inputs:
         if given.startswith("-") and given != "-":  # a misspelt option would pass for an input
             hint = nearest(given.partition("=")[0], ["--output", "--text", "--top", "--json", "--plugin", "--help"])

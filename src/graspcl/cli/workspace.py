@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -62,7 +63,8 @@ def new(
         )  # fmt: skip
     if made.made is not None:
         _tell(made.made)
-    print(f"made {workspace}: graspcl predict {workspace} FILE, or graspcl learn {workspace} FOLDER with new samples")
+    name = shlex.quote(str(workspace))
+    print(f"made {workspace}: graspcl predict {name} FILE, or graspcl learn {name} FOLDER with new samples")
 
 
 def learn(
