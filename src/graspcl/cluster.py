@@ -95,7 +95,8 @@ class RayWorkers(Executor):
             if not os.path.exists(mark):
                 Path(mark).parent.mkdir(parents=True, exist_ok=True)
                 Path(mark).touch()
-        # Packed, so that a process is prepared before its arguments load torch.
+        # Packed, so that a process is prepared before its arguments load torch. Ray itself sends tasks as pickles, and
+        # none is stored.
         reference = self._task.remote(self._ray.cloudpickle.dumps((fn, args, kwargs)), self._home)
         future: Future[Any] = Future()
         self._pending[future] = reference

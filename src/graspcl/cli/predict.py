@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _CHUNK = 4096  # inputs that are read and predicted before their lines are written
 _NAMED = 20  # inputs that are named of each kind of problem; the others are counted
-_KINDS = 100  # kinds of problems that are told apart
+_KINDS = 100  # kinds of problems that are counted separately
 
 
 class Input(NamedTuple):
@@ -92,7 +92,7 @@ def predict(
         raise GraspError(f"--text is for tables of texts, and {title} learned images")
     column = text or learned.config.data.text
     find = partial(_texts, column=column, many=len(inputs) > 1) if learned.reads == "texts" else _images
-    sources = [find(given, title) for given in inputs]  # what is wrong with any of them is told at once
+    sources = [find(given, title) for given in inputs]  # errors in any of them are raised before the first prediction
     blocks = _blocks(chain.from_iterable(sources))
     first = next(blocks, None)
     if first is None:

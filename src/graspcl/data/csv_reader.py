@@ -29,7 +29,7 @@ def read_delimited(path: Path, wanted: Wanted, delimiter: str = ",") -> Iterator
     """Read a CSV file row by row. If `delimiter` does not split the header, try others.
 
     An open quote swallows lines up to the next quote, the end of the file, or the limit of a row. These lines are read
-    again as rows. In a file with so many open quotes that this takes long, the later ones end with their line.
+    again as rows. If a file has too many open quotes, the later ones end with their line.
     """
     with _opened(path) as lines:
         rows, some = _rows(path, _Lines(lines), wanted, delimiter), [Record(0)]

@@ -1,4 +1,4 @@
-"""How checkpoints are written: the codes of stored samples in segments, and all of it while training goes on.
+"""How checkpoints are written: the codes of stored samples in segments, and all of it in the background.
 
 A code never changes while its sample is stored, and codes are nearly all of a checkpoint. So they are written once, in
 immutable files ("segments") that several checkpoints name. Training does not change them either: a thread reads them

@@ -335,7 +335,7 @@ class _RunLoop:
     def _save_if_due(self, session: Callable[[], dict[str, Any] | None]) -> None:
         """Save a checkpoint if the last one is old enough and written, or before the run is stopped.
 
-        Saving takes at most a twentieth of the time. It goes on in the background, unless every update is saved.
+        Saving takes at most a twentieth of the time. It happens in the background, unless every update is saved.
         """
         self._writer.check()
         every = self.config.checkpoint.seconds

@@ -110,7 +110,7 @@ def learn(
 
 
 def _novelty(version: Version, head: list[Tensor], old: HeldOut, known: set[int]) -> float | None:
-    """Return how well new classes are told from `known` ones before training; `head` is weights and biases of before.
+    """Return how well `head` (weights and biases), which has not learned them, separates new classes from `known` ones.
 
     Both are scored by it: stored samples of new classes, and the held-out samples `old`.
     """
