@@ -7,8 +7,8 @@ from torch.nn import functional as F
 
 from graspcl.buffer import Buffer
 from graspcl.learner import Aligned, Optimiser, aligned
-from graspcl.learner.aligned import Movement, _half
-from graspcl.learner.moments import Moments, discriminant_rows
+from graspcl.learner.aligned import _half
+from graspcl.learner.moments import Moments, Movement, discriminant_rows
 from graspcl.learner.rehearsal import Batch, Rehearsal
 from graspcl.model import vector_network
 from graspcl.policy import Budget, UniformBalanced
@@ -23,10 +23,10 @@ def samples(number=200, seed=0, classes=CLASSES):
     return means[labels] + 0.7 * torch.randn(number, WIDTH, generator=generator), labels.numpy()
 
 
-def learner(capacity=None, lr=1e-2, policy="uniform_balanced"):
+def learner(capacity=None, lr=1e-2, policy="uniform_balanced", **parameters):
     network = vector_network(WIDTH, hidden=16, embedding=8, generator=torch.Generator().manual_seed(0))
     optimiser = Optimiser("adamw", lr, weight_decay=0.0, layer_decay=1.0, schedule="linear")
-    return Aligned(network, Buffer(capacity), policy, optimiser)
+    return Aligned(network, Buffer(capacity), policy, optimiser, **parameters)
 
 
 def features(learner, inputs):
@@ -45,7 +45,7 @@ def test_a_class_is_known_before_any_session():
 def test_the_head_is_the_discriminant_of_the_features_of_all_samples_after_a_session(monkeypatch):
     monkeypatch.setattr(aligned, "_LATE", 1.0)  # no features of updates are used
     inputs, labels = samples()
-    learned = learner()
+    learned = learner(corrected=False)
     learned.observe(inputs, labels)
     learned.rehearse(Budget(20, 16))
     exact = Moments(learned.network.head.features).add(features(learned, inputs), torch.from_numpy(labels))
@@ -183,3 +183,80 @@ def test_the_head_of_a_prediction_serves_the_session_after_it(monkeypatch):
     monkeypatch.setattr(learned, "_solve", lambda: pytest.fail("the head was solved again"))
     learned.begin_session()
     assert all(torch.equal(weight, before) for (weight, _), before in zip(learned._crossed, rows, strict=True))
+
+
+# -- the correction of the head ----------------------------------------------------------------------------------------
+
+
+def lopsided(number, seed):
+    """Two classes with one mean and one covariance for each: a discriminant cannot use that the second is wider."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(number) % 2
+    inputs = torch.randn(number, WIDTH, generator=generator)
+    far = torch.randn(number, generator=generator).exp()
+    inputs[:, 0] = torch.where(labels == 0, -0.3 + 0.1 * inputs[:, 0], far)
+    return inputs, labels.numpy()
+
+
+def test_the_correction_helps_where_classes_are_no_normal_distributions_of_one_shape():
+    inputs, labels = lopsided(2000, seed=0)
+    tests, truth = lopsided(2000, seed=1)
+    losses = []
+    for corrected in (False, True):
+        learned = learner(lr=1e-9, corrected=corrected)
+        learned.observe(inputs, labels)
+        learned.rehearse(Budget(10, 16))
+        logits = learned.outputs(learned.encode(tests), "logits")
+        losses.append(float(F.cross_entropy(logits, torch.from_numpy(truth))))
+    assert losses[1] < 0.97 * losses[0]
+
+
+def test_the_correction_starts_from_the_discriminant_of_all_samples(monkeypatch):
+    """With a penalty that outweighs all samples the head stays what it is."""
+    inputs, labels = samples()
+    heads = []
+    for corrected in (False, True):
+        monkeypatch.setattr(aligned, "_STRENGTHS", (1e12, 1e12))
+        learned = learner(capacity=60, corrected=corrected)
+        learned.observe(inputs, labels)
+        learned.rehearse(Budget(10, 16))
+        heads.append(learned.outputs(learned.encode(inputs), "logits"))
+    assert torch.allclose(*heads, atol=1e-3)
+
+
+def test_features_that_are_kept_are_those_of_the_stored_samples(monkeypatch):
+    monkeypatch.setattr(aligned, "_CORRECT_WITH", 50)
+    kept = []
+    monkeypatch.setattr(Aligned, "_correct", lambda self, now: kept.append(now.kept()))
+    inputs, labels = samples()
+    learned = learner(lr=1e-9)
+    learned.observe(inputs, labels + 10)
+    learned.rehearse(Budget(10, 16))
+    [(found, rows, halves)] = kept
+    exact, chosen = features(learned, inputs), np.linspace(0, 199, 50).astype(int)
+    assert torch.allclose(found, exact[chosen], atol=1e-2)
+    assert rows.tolist() == labels[chosen].tolist()
+    assert halves.tolist() == _half(chosen).tolist()
+
+
+def test_a_head_that_is_too_large_is_not_corrected(monkeypatch):
+    monkeypatch.setattr(aligned, "_LARGEST_HEAD", 5 * 8 - 1)
+    monkeypatch.setattr(aligned, "logistic_rows", lambda *_, **__: pytest.fail("the head was corrected"))
+    inputs, labels = samples()
+    learned = learner()
+    learned.observe(inputs, labels)
+    learned.rehearse(Budget(5, 16))
+    assert (learned.predict(inputs) == labels).mean() > 0.5
+
+
+def test_the_head_is_corrected_when_classes_are_relearned():
+    inputs, labels = lopsided(2000, seed=0)
+    learned, plain = learner(lr=1e-9), learner(lr=1e-9, corrected=False)
+    logits = []
+    for one in (learned, plain):
+        one.observe(inputs, labels)
+        one.rehearse(Budget(5, 16))
+        one.relearn([0, 1])
+        logits.append(one.outputs(one.encode(inputs), "logits"))
+    losses = [float(F.cross_entropy(values, torch.from_numpy(labels))) for values in logits]
+    assert losses[0] < 0.97 * losses[1]

@@ -14,7 +14,7 @@ LABELS[LABELS == 3] = 2  # one class is larger
 REHEARSING = [name for name in learners.names() if learners.get(name).rehearses]
 # Another value of each parameter.
 CHANGES = {
-    "aligned": {},
+    "aligned": {"corrected": False},
     "derpp": {"alpha": 3.0, "beta": 0.1, "teacher": True, "average": "batch"},
     "er_ace": {},
     "finetune": {},

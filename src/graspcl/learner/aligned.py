@@ -1,13 +1,15 @@
 """The default learner: a head solved in closed form, rehearsal of the plastic part against it, and the head again.
 
 A trained head follows the features slowly: after a few hundred updates it hides what rehearsal has improved below it.
-Here it is never trained. It is the linear discriminant of the features, which follows from running sums (`Moments`),
-so it knows a new class at once and fits the features after every session.
+Here it is never trained by updates. It is the linear discriminant of the features, which follows from running sums
+(`Moments`), so it knows a new class at once and fits the features after every session. After a session a logistic
+regression corrects it where the classes are not what a discriminant assumes.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,14 +19,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from graspcl.buffer import Codes
-from graspcl.checks import Array
+from graspcl.buffer import Buffer, Codes
+from graspcl.checks import Array, checked
 from graspcl.learner.learner import Learner, learners
-from graspcl.learner.moments import NEVER, Moments, Rows, discriminant_rows, solve
+from graspcl.learner.logistic import logistic_rows
+from graspcl.learner.moments import Moments, Movement, Rows, discriminant_rows, scaled_rows
 from graspcl.learner.optimiser import Optimiser
 from graspcl.learner.rehearsal import Batch
-from graspcl.model import LinearHead, Outputs
-from graspcl.policy import Costs
+from graspcl.model import Execution, LinearHead, Outputs, SplitNetwork
+from graspcl.policy import Costs, Policy
 
 Judged = tuple[Tensor, Tensor]  # rows of the head [n] and features [n, D]
 
@@ -33,11 +36,16 @@ _TOGETHER = 2048  # samples that are added to the sums at a time
 _JUDGES = 256  # samples of each half at most on which shrinkage and temperature are chosen
 _LATE = 1 / 3  # share of a session after which features of an update count as those of its end
 _SHRINKAGES = (1e-3, 1e-2, 0.1, 0.3, 0.6, 0.9)
-_PRIOR = 1.0  # strength of the regression that predicts how features have moved, relative to their variance
+_STRENGTHS = (1e4, 1e3, 100.0, 10.0, 1.0)  # with which a correction is held to the discriminant
+_STEPS = 15  # of the search for a correction; more bring little
+_CORRECT_WITH = 20_000  # samples at most
+_CHOOSE_WITH = 4_096  # samples at most on which the strength is chosen
+_LARGEST_HEAD = 2**21  # weights, above which a correction would take too long and too much memory
 _TEMPERATURES = tuple(10 ** (step / 6) for step in range(-18, 7))
 
 
 @learners.register("aligned")
+@checked
 class Aligned(Learner):
     """Rehearsal of the plastic part between two solutions of the head: the default learner.
 
@@ -50,13 +58,16 @@ class Aligned(Learner):
        samples that the buffer no longer holds, the sums are predicted: a linear map from the features of the network
        as it came, whose sums are exact for all samples ever seen, to those of today. It is fitted on the stored
        samples, which then all pass through both networks.
+    4. The head after a session is corrected: a logistic regression on the features of stored samples, held to the
+       discriminant by a penalty on the distance from it. Its strength is chosen as the shrinkage is.
 
     Shrinkage and temperature of the discriminant are those under which each half's rows make the other half's classes
     likeliest. So the logits are calibrated.
 
     Rows of a head that was trained before are not used: a class is known once it has a sample.
 
-    Parameters are those of `Learner`; the optimiser is AdamW by default.
+    Args, besides those of `Learner`; the optimiser is AdamW by default:
+        corrected: whether the head after a session is corrected; otherwise it is the discriminant.
 
     >>> from graspcl import Buffer
     >>> from graspcl.model import vector_network
@@ -71,6 +82,20 @@ class Aligned(Learner):
 
     optimiser_by_default = Optimiser("adamw", 3e-4, weight_decay=0.01, layer_decay=1.0, schedule="linear")
 
+    def __init__(
+        self,
+        network: SplitNetwork,
+        buffer: Buffer,
+        policy: Policy | str = "grasp",
+        optimiser: Optimiser | None = None,
+        rng: np.random.Generator | int = 0,
+        device: torch.device | str | None = None,
+        execution: Execution | None = None,
+        corrected: bool = True,
+    ) -> None:
+        self.corrected = corrected
+        super().__init__(network, buffer, policy, optimiser, rng, device, execution)
+
     def setup(self) -> None:
         network = self.network
         self._new_head()
@@ -80,7 +105,7 @@ class Aligned(Learner):
         self._gone = self._no_moments()  # predicted, of samples that are neither
         self._seen = self._no_moments()  # of all samples, in the original features; nothing where nothing can be gone
         self._crossed: list[Rows] = []  # the rows against which each half trains in the next session
-        self._shrinkage = len(_SHRINKAGES) // 2  # its place
+        self._shrinkage, self._strength = len(_SHRINKAGES) // 2, 1  # their places
         self._stale = False  # whether the head misses samples
         self._now: _Measured | None = None  # within a session, what will replace the halves
 
@@ -97,15 +122,16 @@ class Aligned(Learner):
         """
         self._set_classes(classes)
         self._new_head()
-        self._seen, self._gone, self._now = self._no_moments(), self._no_moments(), None
-        self._measure_rest()
+        self._seen, self._gone, self._now = self._no_moments(), self._no_moments(), self._nothing_measured()
+        self._measure_rest(self._now)
         if self._forgets:
             for begin in range(0, len(self.buffer), _CHUNK):
                 slots = np.arange(begin, min(begin + _CHUNK, len(self.buffer)))
                 inputs, labels = self.buffer.fetch(slots, self.device)
                 self._seen.add(self._originally(inputs), self.rows(labels))
         self._solve(choose=False)
-        self._crossed = []
+        self._correct(self._now)
+        self._now, self._crossed = None, []
 
     def _no_moments(self) -> Moments:
         return Moments(self.network.head.features, device=self.device)
@@ -146,37 +172,44 @@ class Aligned(Learner):
     def begin_session(self) -> None:
         if self._stale or not self._crossed:
             self._solve()
-        self._now = _Measured(self._no_moments(), self._no_moments(), len(self.buffer))
+        self._now = self._nothing_measured()
+
+    def _nothing_measured(self) -> _Measured:
+        weights = len(self.classes) * self.network.head.features
+        number = _CORRECT_WITH if self.corrected and weights <= _LARGEST_HEAD else 0
+        slots = _spread(np.arange(len(self.buffer)), number)
+        return _Measured(self._no_moments(), self._no_moments(), self.buffer.births, slots)
 
     def loss(self, batch: Batch) -> Tensor:
         features, births = batch.outputs.features, self.buffer.births[batch.slots]
         if self._now is not None and batch.progress >= _LATE and not self._has_forgotten:
-            self._now.add(batch.slots, features.detach(), batch.targets, births)
+            self._now.add(batch.slots, features.detach(), batch.targets)
         half = torch.from_numpy(_half(births)).to(self.device)
         first, second = (F.linear(features, *rows) for rows in self._crossed)
         return F.cross_entropy(torch.where(half[:, None] == 0, first, second), batch.targets)
 
     def end_session(self, costs: Costs) -> None:
+        now = self._now or self._nothing_measured()
         if costs.updates:
             # Before the buffer shrinks to its capacity, so that the sums are of all samples that took part.
-            costs.training_forward += self._measure_rest()
+            costs.training_forward += self._measure_rest(now)
         super().end_session(costs)
         if costs.updates:
             self._solve(choose=False)  # the samples have been trained, and can no longer judge the shrinkage
+            self._correct(now)
         elif self._stale:
             self._solve()
         self._now, self._crossed = None, []
 
-    def _measure_rest(self) -> int:
+    def _measure_rest(self, now: _Measured) -> int:
         """Compute the sums with the features as they are now; return the number of forward passes."""
-        now = self._now or _Measured(self._no_moments(), self._no_moments(), len(self.buffer))
         rest = np.flatnonzero(~now.measured)
         forgotten, stored = self._has_forgotten, self._no_moments()
         moved = Movement(self.network.head.features, self.device)
         for begin in range(0, len(rest), _CHUNK):
             slots = rest[begin : begin + _CHUNK]
             inputs, targets, features = self._features(slots)
-            now.add(slots, features, targets, self.buffer.births[slots])
+            now.add(slots, features, targets)
             if forgotten:
                 before = self._originally(inputs)
                 stored.add(before, targets)
@@ -221,15 +254,48 @@ class Aligned(Learner):
         best = lowest(surprise, len(_SHRINKAGES), self._shrinkage) if choose else self._shrinkage
         surprise(best)
         self._shrinkage, (_, temperature, crossed) = best, tried[best]
-        weight, bias = _scaled(discriminant_rows(first + others[0], _SHRINKAGES[best]), temperature)
+        weight, bias = scaled_rows(discriminant_rows(first + others[0], _SHRINKAGES[best]), temperature)
         with torch.no_grad():
             self.network.head.weight.copy_(weight)
             self.network.head.bias.copy_(bias)
         self._stale, self._crossed = False, []
         for rows, moments in zip(crossed, others, strict=True):
             # A class without samples in the other half is an exception: it trains against the rows of all samples.
-            known, (own, shift) = moments.counts > 0, _scaled(rows, temperature)
+            known, (own, shift) = moments.counts > 0, scaled_rows(rows, temperature)
             self._crossed.append((torch.where(known[:, None], own, weight), torch.where(known, shift, bias)))
+
+    def _correct(self, now: _Measured) -> None:
+        """Correct the head by a logistic regression on the samples whose features were kept.
+
+        The strength is the one under which rows that are corrected with one half make the other likeliest.
+        """
+        features, targets, halves = now.kept()
+        if len(torch.unique(targets)) < 2:
+            return
+        few = torch.from_numpy(_spread(np.arange(len(targets)), _CHOOSE_WITH))
+
+        def corrected(rows: Rows, samples: Tensor, place: int) -> Rows:
+            return logistic_rows(
+                features[samples], targets[samples], len(self.classes), _STRENGTHS[place],
+                towards=(rows[0].cpu(), rows[1].cpu()), steps=_STEPS,
+            )  # fmt: skip
+
+        @functools.cache
+        def surprise(place: int) -> float:
+            total = 0.0
+            for half, rows in enumerate(self._crossed):
+                judges, others = few[halves[few] == half], few[halves[few] != half]
+                weight, bias = corrected(rows, others, place) if len(others) else rows
+                logits = F.linear(features[judges].double(), weight.double(), bias.double())
+                total += float(F.cross_entropy(logits, targets[judges], reduction="sum"))
+            return total
+
+        self._strength = lowest(surprise, len(_STRENGTHS), self._strength)
+        head = self.network.head
+        weight, bias = corrected((head.weight, head.bias), torch.arange(len(targets)), self._strength)
+        with torch.no_grad():
+            head.weight.copy_(weight)
+            head.bias.copy_(bias)
 
     def extra_state(self) -> dict[str, Any]:
         moments = {"first": self._halves[0], "second": self._halves[1], "gone": self._gone, "seen": self._seen}
@@ -240,6 +306,7 @@ class Aligned(Learner):
             "crossed": {str(n): {"weight": w.clone(), "bias": b.clone()} for n, (w, b) in enumerate(self._crossed)},
             "stale": self._stale,
             "shrinkage": self._shrinkage,
+            "strength": self._strength,
         }
 
     def load_extra_state(self, state: dict[str, Any]) -> None:
@@ -249,7 +316,7 @@ class Aligned(Learner):
             one.load_state_dict(state["moments"][name])
         self._halves, self._now = [first, second], None
         if state["now"]:
-            self._now = _Measured(self._no_moments(), self._no_moments(), 0)
+            self._now = _Measured(self._no_moments(), self._no_moments(), np.zeros(0, np.int64), np.zeros(0, np.int64))
             self._now.load_state_dict(state["now"])
         self._crossed = [
             (
@@ -259,49 +326,73 @@ class Aligned(Learner):
             for rows in state["crossed"].values()
         ]
         self._stale, self._shrinkage = bool(state["stale"]), int(state["shrinkage"])
+        self._strength = int(state.get("strength", self._strength))  # earlier states have none
 
 
 class _Measured:
-    """The sums of each half's features as they are now, of the stored samples measured so far."""
+    """What is measured of the stored samples so far, with their features as they are now.
 
-    def __init__(self, first: Moments, second: Moments, stored: int) -> None:
-        self.measured = np.zeros(stored, bool)  # by slot
-        self._halves = [first, second]
+    Sums of each half, and the features of the samples in `slots`. `births` [n] are all samples' places in the order of
+    arrival.
+    """
+
+    def __init__(self, first: Moments, second: Moments, births: Array, slots: Array) -> None:
+        self.measured = np.zeros(len(births), bool)  # by slot
+        self._births, self._halves, self._slots = births.copy(), [first, second], slots
+        width, device = first.sums.shape[1], first.sums.device
+        self._kept = torch.zeros(len(slots), width, dtype=torch.float16)
+        self._rows = torch.zeros(len(slots), dtype=torch.int64)  # of the head
         # Samples that are not yet in the sums: adding a few costs almost as much as adding many.
-        device = first.sums.device
-        self._features = torch.zeros(0, first.sums.shape[1], device=device)
-        self._targets, self._births = torch.zeros(0, dtype=torch.int64, device=device), np.zeros(0, np.int64)
+        self._waiting = np.zeros(0, np.int64)  # slots
+        self._features = torch.zeros(0, width, device=device)
+        self._targets = torch.zeros(0, dtype=torch.int64, device=device)
 
-    def add(self, slots: Array, features: Tensor, targets: Tensor, births: Array) -> None:
+    def add(self, slots: Array, features: Tensor, targets: Tensor) -> None:
         """Add samples that are not measured yet, each once."""
         slots, places = np.unique(slots, return_index=True)
-        places = places[~self.measured[slots]]
+        fresh = ~self.measured[slots]
+        slots, new = slots[fresh], torch.from_numpy(places[fresh]).to(features.device)
         self.measured[slots] = True
-        new = torch.from_numpy(places).to(features.device)
+        self._waiting = np.concatenate([self._waiting, slots])
         self._features = torch.cat([self._features, features[new]])
         self._targets = torch.cat([self._targets, targets[new]])
-        self._births = np.concatenate([self._births, births[places]])
-        if len(self._births) >= _TOGETHER:
+        if len(self._waiting) >= _TOGETHER:
             self.finish()
 
     def finish(self) -> list[Moments]:
         """Return the sums of each half."""
-        _add(self._halves, self._features, self._targets, self._births)
-        self._features, self._targets, self._births = self._features[:0], self._targets[:0], self._births[:0]
+        _add(self._halves, self._features, self._targets, self._births[self._waiting])
+        kept, places, of = np.intersect1d(self._slots, self._waiting, return_indices=True)
+        if len(kept):
+            chosen = torch.from_numpy(of).to(self._features.device)
+            largest = torch.finfo(torch.float16).max
+            self._kept[places] = self._features[chosen].clamp(-largest, largest).half().cpu()
+            self._rows[places] = self._targets[chosen].cpu()
+        self._waiting, self._features, self._targets = self._waiting[:0], self._features[:0], self._targets[:0]
         return self._halves
 
+    def kept(self) -> tuple[Tensor, Tensor, Array]:
+        """Return the features that were kept, in order of arrival, their rows of the head and their halves."""
+        births = self._births[self._slots]
+        order = np.argsort(births)  # slots have no order that lasts
+        return self._kept[order].float(), self._rows[order], _half(births[order])
+
     def state_dict(self) -> dict[str, Any]:
-        waiting = {"features": self._features.clone(), "targets": self._targets.clone(), "births": self._births}
         halves = {str(half): moments.state_dict() for half, moments in enumerate(self._halves)}
-        return {"measured": self.measured.copy(), "halves": halves, "waiting": waiting}
+        waiting = {"slots": self._waiting, "features": self._features.clone(), "targets": self._targets.clone()}
+        kept = {"slots": self._slots, "features": self._kept.clone(), "rows": self._rows.clone()}
+        samples = {"measured": self.measured.copy(), "births": self._births}
+        return {**samples, "halves": halves, "waiting": waiting, "kept": kept}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.measured, waiting = np.array(state["measured"], bool), state["waiting"]
+        self.measured, self._births = np.array(state["measured"], bool), np.array(state["births"], np.int64)
         for half, moments in enumerate(self._halves):
             moments.load_state_dict(state["halves"][str(half)])
+        waiting, kept = state["waiting"], state["kept"]
+        self._waiting, self._slots = np.array(waiting["slots"], np.int64), np.array(kept["slots"], np.int64)
         self._features = torch.as_tensor(waiting["features"]).to(self._features)
         self._targets = torch.as_tensor(waiting["targets"]).to(self._targets)
-        self._births = np.array(waiting["births"], np.int64)
+        self._kept, self._rows = torch.as_tensor(kept["features"]).clone(), torch.as_tensor(kept["rows"]).clone()
 
 
 def _add(halves: list[Moments], features: Tensor, targets: Tensor, births: Array) -> None:
@@ -349,53 +440,3 @@ def _calibrated(rows: list[Rows], judged: list[Judged], others: list[Moments]) -
         return math.inf, 1.0
     values, labels = torch.cat(logits), torch.cat(targets)
     return min((float(F.cross_entropy(factor * values, labels)), factor) for factor in _TEMPERATURES)
-
-
-def _scaled(rows: Rows, factor: float) -> Rows:
-    """Return rows whose logits are `factor` times as large, in float32.
-
-    The mean row is subtracted first. That changes no probability, and less is lost to rounding.
-    """
-    weight, bias = rows
-    known = bias > NEVER
-    if known.any():
-        weight = weight - weight[known].mean(0)
-        bias = torch.where(known, factor * (bias - bias[known].mean()), NEVER)
-    return (factor * weight).float(), bias.float()
-
-
-class Movement:
-    """How features have moved: the linear map from earlier to present features, from samples that have both.
-
-    It is a ridge regression of the difference, so that features stay where they were as far as nothing is known.
-    """
-
-    def __init__(self, width: int, device: torch.device, prior: float = _PRIOR) -> None:
-        self.prior = prior
-        self._pairs = torch.zeros(2 * width + 1, 2 * width + 1, dtype=torch.float64, device=device)
-
-    def add(self, before: Tensor, now: Tensor) -> None:
-        """Add samples by their features [n, D], earlier and present."""
-        both = torch.cat([before, now, before.new_ones(len(before), 1)], dim=1).double()
-        self._pairs.addmm_(both.T, both)
-
-    def carry(self, moments: Moments) -> Moments:
-        """Return what moments of earlier features are in present features."""
-        width, number = moments.sums.shape[1], self._pairs[-1, -1]
-        means, second = self._pairs[-1, :-1] / number, self._pairs[:-1, :-1] / number
-        covariance = second - torch.outer(means, means)
-        old, new = slice(0, width), slice(width, None)
-        shrunk = covariance[old, old].clone()
-        shrunk.diagonal().add_(self.prior * shrunk.diagonal().mean())
-        move = solve(shrunk, covariance[old, new] - covariance[old, old]).T + torch.eye(width).to(shrunk)
-        shift = means[new] - move @ means[old]
-        mixed = move @ covariance[old, new]
-        rest = covariance[new, new] - mixed - mixed.T + move @ covariance[old, old] @ move.T  # what the map misses
-        counts, total = moments.counts, moments.sums.sum(0)
-        carried = Moments(width, device=counts.device, second=False)
-        carried.counts, carried.sums = counts.clone(), moments.sums @ move.T + torch.outer(counts, shift)
-        cross = torch.outer(move @ total, shift)
-        carried.second = move @ moments.second @ move.T + cross + cross.T
-        carried.second += counts.sum() * (torch.outer(shift, shift) + rest)
-        carried.second = (carried.second + carried.second.T) / 2  # exactly symmetric, as it is saved
-        return carried

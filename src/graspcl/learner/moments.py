@@ -11,6 +11,7 @@ from graspcl.checks import Positive, Share, checked
 
 _LEAST = 1e-10  # share of the largest eigenvalue below which a direction counts as noise
 _LITTLE = 1e-3  # share of the scatter between classes that counts as scatter within them, if that has less
+_PRIOR = 1.0  # strength of the regression that predicts how features have moved, relative to their variance
 NEVER = -1e30  # the bias of a class without samples, so that it is not predicted
 
 Rows = tuple[torch.Tensor, torch.Tensor]  # weights [K, D] and biases [K] of a linear head, float64
@@ -116,6 +117,43 @@ class Moments:
             self.second[columns, rows] = upper
 
 
+class Movement:
+    """How features have moved: the linear map from earlier to present features, from samples that have both.
+
+    It is a ridge regression of the difference, so that features stay where they were as far as nothing is known.
+    """
+
+    def __init__(self, width: int, device: torch.device, prior: float = _PRIOR) -> None:
+        self.prior = prior
+        self._pairs = torch.zeros(2 * width + 1, 2 * width + 1, dtype=torch.float64, device=device)
+
+    def add(self, before: torch.Tensor, now: torch.Tensor) -> None:
+        """Add samples by their features [n, D], earlier and present."""
+        both = torch.cat([before, now, before.new_ones(len(before), 1)], dim=1).double()
+        self._pairs.addmm_(both.T, both)
+
+    def carry(self, moments: Moments) -> Moments:
+        """Return what moments of earlier features are in present features."""
+        width, number = moments.sums.shape[1], self._pairs[-1, -1]
+        means, second = self._pairs[-1, :-1] / number, self._pairs[:-1, :-1] / number
+        covariance = second - torch.outer(means, means)
+        old, new = slice(0, width), slice(width, None)
+        shrunk = covariance[old, old].clone()
+        shrunk.diagonal().add_(self.prior * shrunk.diagonal().mean())
+        move = solve(shrunk, covariance[old, new] - covariance[old, old]).T + torch.eye(width).to(shrunk)
+        shift = means[new] - move @ means[old]
+        mixed = move @ covariance[old, new]
+        rest = covariance[new, new] - mixed - mixed.T + move @ covariance[old, old] @ move.T  # what the map misses
+        counts, total = moments.counts, moments.sums.sum(0)
+        carried = Moments(width, device=counts.device, second=False)
+        carried.counts, carried.sums = counts.clone(), moments.sums @ move.T + torch.outer(counts, shift)
+        cross = torch.outer(move @ total, shift)
+        carried.second = move @ moments.second @ move.T + cross + cross.T
+        carried.second += counts.sum() * (torch.outer(shift, shift) + rest)
+        carried.second = (carried.second + carried.second.T) / 2  # exactly symmetric, as it is saved
+        return carried
+
+
 def no_rows() -> Rows:
     """Return a head without classes."""
     return torch.zeros(0, 0, dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
@@ -126,6 +164,19 @@ def without_samples(rows: Rows, targets: torch.Tensor) -> Rows:
     weight, bias = rows
     there = torch.bincount(targets, minlength=len(bias)) > 0
     return weight, torch.where(there, bias, NEVER)
+
+
+def scaled_rows(rows: Rows, factor: float) -> Rows:
+    """Return rows whose logits are `factor` times as large, in float32.
+
+    The mean row is subtracted first. That changes no probability, and less is lost to rounding.
+    """
+    weight, bias = rows
+    known = bias > NEVER
+    if known.any():
+        weight = weight - weight[known].mean(0)
+        bias = torch.where(known, factor * (bias - bias[known].mean()), NEVER)
+    return (factor * weight).float(), bias.float()
 
 
 def mean_rows(moments: Moments) -> Rows:

@@ -12,6 +12,7 @@ from graspcl.checks import Array, Positive, checked
 from graspcl.errors import GraspError
 from graspcl.learner.closed_form import SolvedHead, held_out
 from graspcl.learner.learner import learners
+from graspcl.learner.logistic import logistic_rows
 from graspcl.learner.moments import Rows, no_rows, without_samples
 from graspcl.learner.optimiser import Optimiser
 from graspcl.model import Execution, SplitNetwork
@@ -92,52 +93,7 @@ class Probe(SolvedHead):
         start: Rows | None = None
         losses = {}
         for strength in _STRENGTHS:
-            start = logistic_rows(features[~apart], targets[~apart], len(self.classes), strength, start, 1e-6)
+            start = logistic_rows(features[~apart], targets[~apart], len(self.classes), strength, start, tolerance=1e-6)
             logits = features[apart].double() @ start[0].T + start[1]
             losses[strength] = float(torch.nn.functional.cross_entropy(logits, targets[apart]))
         return min(losses, key=losses.__getitem__)
-
-
-def logistic_rows(
-    h: torch.Tensor, targets: torch.Tensor, classes: int, strength: float, start: Rows | None = None,
-    tolerance: float = 1e-10,
-) -> Rows:  # fmt: skip
-    """Return weights [K, D] and biases [K] of the logistic regression of `targets` [n] on features h [n, D].
-
-    They minimise Σ cross-entropy + strength/2 · ‖W‖² by L-BFGS, for features that are centred and divided by their
-    root mean square. The bias has no penalty. `start` is a solution to start from; the search ends
-    when a step improves the loss by less than `tolerance`, relatively.
-    """
-    from scipy.optimize import minimize
-
-    number, width = h.shape
-    mean = h.mean(0)
-    h = h - mean
-    scale = float(h.square().mean().sqrt()) or 1.0
-    h = h / scale
-    everyone = torch.arange(number)
-
-    def objective(values: Array) -> tuple[float, Array]:
-        rows = torch.from_numpy(values).view(classes, width + 1)
-        weight = rows[:, :width].float()
-        logits = torch.addmm(rows[:, width].float(), h, weight.T)
-        # Smaller probabilities than e^-60 make no difference, but numbers near zero make products slow.
-        log_p = logits.log_softmax(1).clamp_(min=-60)
-        penalty = strength / (2 * number) * float(rows[:, :width].square().sum())
-        loss = penalty - float(log_p[everyone, targets].double().mean())
-        error = log_p.exp_()
-        error[everyone, targets] -= 1
-        gradient = torch.empty_like(rows)
-        gradient[:, :width] = (error.T @ h) / number + strength / number * rows[:, :width]
-        gradient[:, width] = error.sum(0) / number
-        return loss, gradient.numpy().ravel()
-
-    first = np.zeros(classes * (width + 1))
-    if start is not None:
-        weight, bias = start
-        first = torch.cat([weight * scale, (bias + weight @ mean.double())[:, None]], 1).numpy().ravel()
-    options = {"maxiter": 500, "maxfun": 1000, "gtol": 1e-6, "ftol": tolerance}
-    found = minimize(objective, first, jac=True, method="L-BFGS-B", options=options).x
-    rows = torch.from_numpy(found).view(classes, width + 1)
-    weight = rows[:, :width] / scale
-    return weight, rows[:, width] - weight @ mean.double()
