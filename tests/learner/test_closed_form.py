@@ -191,8 +191,9 @@ def test_logistic_regression_converges_to_the_optimum(strength, towards):
 
     def loss(flat: torch.Tensor) -> torch.Tensor:
         rows = flat.view(3, 9)
-        away = rows - centre if towards else rows[:, :8]
-        return cross_entropy(h @ rows.T, targets, reduction="sum") + strength / 2 * away.square().sum()
+        away = rows - centre if towards else rows
+        penalty = strength / 2 * away[:, :8].square().sum() + towards / 2 * away[:, 8].square().sum()
+        return cross_entropy(h @ rows.T, targets, reduction="sum") + penalty
 
     best = torch.zeros(27, dtype=torch.float64)
     for _ in range(30):
@@ -202,7 +203,7 @@ def test_logistic_regression_converges_to_the_optimum(strength, towards):
     own = torch.cat([weight * scale, (bias + weight @ INPUTS.double().mean(0))[:, None]], 1).ravel()
     assert loss(own) - loss(best) < 1e-4 * loss(best)
     assert_allclose(h @ own.view(3, 9).T - (h @ own.view(3, 9).T).mean(1, keepdim=True),
-                    h @ best.view(3, 9).T - (h @ best.view(3, 9).T).mean(1, keepdim=True), atol=0.02)  # fmt: skip
+                    h @ best.view(3, 9).T - (h @ best.view(3, 9).T).mean(1, keepdim=True), atol=0.1)  # fmt: skip
 
 
 def test_more_features_than_latents_fit_into_the_same_bytes():
