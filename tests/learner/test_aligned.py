@@ -80,7 +80,9 @@ def test_each_half_trains_against_rows_that_have_not_seen_it():
     changed[half == 0] += 1.0  # half 0 is others' samples now: its own rows, solved on half 1, must not change
     other.observe(changed, labels)
     for one in (learned, other):
-        one._solve(choose=False)
+        now = one._nothing_measured()
+        one._measure_rest(now)
+        one._solve(now)  # which keeps the shrinkage
     ours, theirs = learned._crossed, other._crossed
     ours, theirs = ([F.normalize(weight.flatten(), dim=0) for weight, _ in rows] for rows in (ours, theirs))
     assert torch.allclose(ours[0], theirs[0], atol=1e-5)
@@ -212,12 +214,12 @@ def test_the_correction_helps_where_classes_are_no_normal_distributions_of_one_s
 
 
 def test_the_correction_starts_from_the_discriminant_of_all_samples(monkeypatch):
-    """With a penalty that outweighs all samples the head stays what it is."""
+    """With a penalty that outweighs all samples the head stays what it is, up to the frequency of classes."""
+    monkeypatch.setattr(aligned, "_STRENGTHS", (1e12, 1e12, 1e12))
     inputs, labels = samples()
     heads = []
     for corrected in (False, True):
-        monkeypatch.setattr(aligned, "_STRENGTHS", (1e12, 1e12))
-        learned = learner(capacity=60, corrected=corrected)
+        learned = learner(corrected=corrected)
         learned.observe(inputs, labels)
         learned.rehearse(Budget(10, 16))
         heads.append(learned.outputs(learned.encode(inputs), "logits"))
@@ -247,6 +249,16 @@ def test_a_head_that_is_too_large_is_not_corrected(monkeypatch):
     learned.observe(inputs, labels)
     learned.rehearse(Budget(5, 16))
     assert (learned.predict(inputs) == labels).mean() > 0.5
+
+
+def test_a_head_that_knows_lost_samples_is_not_corrected(monkeypatch):
+    inputs, labels = samples()
+    learned = learner(capacity=60)
+    learned.observe(inputs[:50], labels[:50])
+    learned.rehearse(Budget(5, 16))
+    monkeypatch.setattr(aligned, "logistic_rows", lambda *_, **__: pytest.fail("the head was corrected"))
+    learned.observe(inputs[50:], labels[50:])
+    learned.rehearse(Budget(5, 16))
 
 
 def test_the_head_is_corrected_when_classes_are_relearned():

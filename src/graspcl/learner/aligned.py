@@ -36,10 +36,10 @@ _TOGETHER = 2048  # samples that are added to the sums at a time
 _JUDGES = 256  # samples of each half at most on which shrinkage and temperature are chosen
 _LATE = 1 / 3  # share of a session after which features of an update count as those of its end
 _SHRINKAGES = (1e-3, 1e-2, 0.1, 0.3, 0.6, 0.9)
-_STRENGTHS = (1e4, 1e3, 100.0, 10.0, 1.0)  # with which a correction is held to the discriminant
-_STEPS = 15  # of the search for a correction; more bring little
+_STRENGTHS = (1e3, 100.0, 10.0)  # with which a correction is held to the discriminant
+_STEPS = 8  # of the search for a correction; more bring little
 _CORRECT_WITH = 20_000  # samples at most
-_CHOOSE_WITH = 4_096  # samples at most on which the strength is chosen
+_CHOOSE_WITH = 1_024  # samples at most on which the strength is chosen
 _LARGEST_HEAD = 2**21  # weights, above which a correction would take too long and too much memory
 _TEMPERATURES = tuple(10 ** (step / 6) for step in range(-18, 7))
 
@@ -59,7 +59,8 @@ class Aligned(Learner):
        as it came, whose sums are exact for all samples ever seen, to those of today. It is fitted on the stored
        samples, which then all pass through both networks.
     4. The head after a session is corrected: a logistic regression on the features of stored samples, held to the
-       discriminant by a penalty on the distance from it. Its strength is chosen as the shrinkage is.
+       discriminant by a penalty on the distance from it. Its strength is chosen as the shrinkage is. Where samples
+       are lost the head stays the discriminant, which knows them.
 
     Shrinkage and temperature of the discriminant are those under which each half's rows make the other half's classes
     likeliest. So the logits are calibrated.
@@ -105,7 +106,7 @@ class Aligned(Learner):
         self._gone = self._no_moments()  # predicted, of samples that are neither
         self._seen = self._no_moments()  # of all samples, in the original features; nothing where nothing can be gone
         self._crossed: list[Rows] = []  # the rows against which each half trains in the next session
-        self._shrinkage, self._strength = len(_SHRINKAGES) // 2, 1  # their places
+        self._shrinkage, self._strength = len(_SHRINKAGES) // 2, 0  # their places
         self._stale = False  # whether the head misses samples
         self._now: _Measured | None = None  # within a session, what will replace the halves
 
@@ -129,7 +130,7 @@ class Aligned(Learner):
                 slots = np.arange(begin, min(begin + _CHUNK, len(self.buffer)))
                 inputs, labels = self.buffer.fetch(slots, self.device)
                 self._seen.add(self._originally(inputs), self.rows(labels))
-        self._solve(choose=False)
+        self._solve(self._now)
         self._correct(self._now)
         self._now, self._crossed = None, []
 
@@ -174,9 +175,12 @@ class Aligned(Learner):
             self._solve()
         self._now = self._nothing_measured()
 
+    @property
+    def _corrects(self) -> bool:
+        return self.corrected and len(self.classes) * self.network.head.features <= _LARGEST_HEAD
+
     def _nothing_measured(self) -> _Measured:
-        weights = len(self.classes) * self.network.head.features
-        number = _CORRECT_WITH if self.corrected and weights <= _LARGEST_HEAD else 0
+        number = _CORRECT_WITH if self._corrects else 2 * _JUDGES
         slots = _spread(np.arange(len(self.buffer)), number)
         return _Measured(self._no_moments(), self._no_moments(), self.buffer.births, slots)
 
@@ -195,7 +199,7 @@ class Aligned(Learner):
             costs.training_forward += self._measure_rest(now)
         super().end_session(costs)
         if costs.updates:
-            self._solve(choose=False)  # the samples have been trained, and can no longer judge the shrinkage
+            self._solve(now)
             self._correct(now)
         elif self._stale:
             self._solve()
@@ -226,23 +230,27 @@ class Aligned(Learner):
             features = self.network.eval()(inputs).features
         return inputs, self.rows(labels), features
 
-    def _judges(self) -> list[Judged]:
-        """Return some stored samples of each half, on which shrinkage and temperature are chosen."""
-        halves = _half(self.buffer.births)
-        slots = (_spread(np.flatnonzero(halves == number), _JUDGES) for number in (0, 1))
-        return [self._features(half)[1:] for half in slots]
+    def _judges(self, now: _Measured | None) -> list[Judged]:
+        """Return some samples of each half, on which shrinkage and temperature are chosen."""
+        if now is None:
+            halves = _half(self.buffer.births)
+            slots = (_spread(np.flatnonzero(halves == number), _JUDGES) for number in (0, 1))
+            return [self._features(half)[1:] for half in slots]
+        features, targets, halves = now.kept()
+        chosen = [_spread(np.flatnonzero(halves == number), _JUDGES) for number in (0, 1)]
+        return [(targets[half].to(self.device), features[half].to(self.device)) for half in chosen]
 
-    def _solve(self, choose: bool = True) -> None:
+    def _solve(self, now: _Measured | None = None) -> None:
         """Solve the head with all samples, and the rows against which each half trains.
 
-        Shrinkage and temperature are those under which rows of the others make the judges likeliest; without `choose`
-        the shrinkage stays.
+        Shrinkage and temperature are those under which rows of the others make the judges likeliest. After a session,
+        which measured features `now`, the shrinkage stays: the samples have been trained, and cannot judge it.
         """
         for moments in (*self._halves, self._gone):
             moments.grow(len(self.classes))
         first, second = self._halves
         others = [second + self._gone, first + self._gone]  # what half 0 and half 1 do not train
-        judged = self._judges()
+        judged = self._judges(now)
         tried: dict[int, tuple[float, float, list[Rows]]] = {}  # by the place of the shrinkage
 
         def surprise(place: int) -> float:
@@ -251,7 +259,7 @@ class Aligned(Learner):
                 tried[place] = (*_calibrated(rows, judged, others), rows)
             return tried[place][0]
 
-        best = lowest(surprise, len(_SHRINKAGES), self._shrinkage) if choose else self._shrinkage
+        best = lowest(surprise, len(_SHRINKAGES), self._shrinkage) if now is None else self._shrinkage
         surprise(best)
         self._shrinkage, (_, temperature, crossed) = best, tried[best]
         weight, bias = scaled_rows(discriminant_rows(first + others[0], _SHRINKAGES[best]), temperature)
@@ -269,9 +277,9 @@ class Aligned(Learner):
 
         The strength is the one under which rows that are corrected with one half make the other likeliest.
         """
-        features, targets, halves = now.kept()
-        if len(torch.unique(targets)) < 2:
+        if not self._corrects or self._has_forgotten:
             return
+        features, targets, halves = now.kept()
         few = torch.from_numpy(_spread(np.arange(len(targets)), _CHOOSE_WITH))
 
         def corrected(rows: Rows, samples: Tensor, place: int) -> Rows:
