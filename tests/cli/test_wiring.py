@@ -55,7 +55,7 @@ def test_the_number_of_ranks_is_told(graspcl, calls):
     calls.replace("graspcl.distributed.joined", nullcontext(SimpleNamespace(world=4, device=torch.device("cpu"))))
     calls.replace("graspcl.experiment.run")
     calls.replace("graspcl.report.run_table", "the table")
-    assert "4 processes share the run, on cpu" in graspcl("run", "groceries", "--scale", "smoke")
+    assert "the run is shared by 4 processes, on cpu" in graspcl("run", "groceries", "--scale", "smoke")
 
 
 def test_show(graspcl):

@@ -140,7 +140,7 @@ def run(
         ranks = stack.enter_context(joined(timeout, config.execution.device)) if launched() else None
         progress: Progress = stack.enter_context(Bars(console)) if is_first() else Silent()
         if ranks is not None:
-            progress.note(f"{plural(ranks.world, 'process')} share the run, on {ranks.device.type}")
+            progress.note(f"the run is shared by {plural(ranks.world, 'process')}, on {ranks.device.type}")
         config = resolve(config, progress)  # first: the values name the folder
         folder = out / config.path
         run_one(config, folder, progress, out / config.folder / "base", ranks=ranks)
