@@ -53,11 +53,11 @@ def beside(missing: Path, having: str = "") -> str:
         having: suggest only folders with a file of this name.
     """
     try:
-        there = {one.name: one for one in islice(missing.parent.iterdir(), _LOOKED_AT)}
-    except OSError:
+        names = [one.name for one in islice(missing.parent.iterdir(), _LOOKED_AT) if os.path.exists(one / having)]
+    except (OSError, ValueError):  # the folder cannot be read, or its name has a NUL character
         return ""
-    close = difflib.get_close_matches(missing.name, [name for name, one in there.items() if (one / having).exists()], 1)
-    return f"; did you mean {str(there[close[0]])!r}?" if close else ""
+    close = difflib.get_close_matches(missing.name, names, 1)
+    return f"; did you mean {str(missing.with_name(close[0]))!r}?" if close else ""
 
 
 def check_regular(path: str | Path, status: os.stat_result) -> None:
