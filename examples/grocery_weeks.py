@@ -23,3 +23,6 @@ for part, rows in (("", photos.train), ("test", photos.test)):
         path = Path(folder, photos.classes[label], f"{row}.jpg")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
+for folder in (*folders, "test"):
+    names = [path.parent.name for path in Path(folder).rglob("*.jpg")]
+    print(f"{folder}/: {len(names)} photos of {len(set(names))} classes")  # noqa: T201

@@ -1,7 +1,9 @@
 """What README and docs show is run as it stands, and what they claim is checked."""
 
 import re
+import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -63,6 +65,20 @@ def test_the_readme_is_short():
 def test_the_example_policy_passes_the_contract(registries):
     load_plugin(ROOT / "examples" / "middle_first.py")
     check_policy(policies.get("middle_first")())
+
+
+def test_the_example_of_weeks_says_what_it_wrote(tmp_path, monkeypatch, capsys):
+    rows = range(8)
+    photos = SimpleNamespace(
+        classes=[*"abcdefghijklmn"], labels=[0, 0, 9, 10, 11, 12, 0, 13], train=rows[:6], test=rows[6:],
+        encoded_some=lambda rows: ([b"photo"] * len(rows), None, None),
+    )  # fmt: skip
+    monkeypatch.setattr("graspcl.data.Groceries", lambda: photos)
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(ROOT / "examples" / "grocery_weeks.py"))
+    said = capsys.readouterr().out.splitlines()
+    assert said[:2] == ["photos/: 3 photos of 2 classes", "week-2/: 2 photos of 2 classes"]
+    assert said[3:] == ["test/: 2 photos of 2 classes"] and len(list((tmp_path / "test").rglob("*.jpg"))) == 2
 
 
 def test_commands_exist():

@@ -16,6 +16,11 @@ class MissingExtra(GraspError):
     """An optional package is not installed."""
 
 
+def missing_extra(package: str, extra: str) -> MissingExtra:
+    """Return the error that `package` is not installed, with the extra of graspcl that brings it."""
+    return MissingExtra(f"{package} is not installed; in the folder of graspcl's source run: pip install '.[{extra}]'")
+
+
 def nearest(name: str, valid: Iterable[str]) -> str:
     """Return a hint with the valid name closest to `name`, or with all of them if none is close.
 
@@ -32,4 +37,4 @@ def require(module: str, extra: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise MissingExtra(f"{module} is not installed; install it with: pip install 'graspcl[{extra}]'") from error
+        raise missing_extra(module, extra) from error

@@ -5,15 +5,19 @@ Opening a pipe would wait for a writer, reading a device may never end, and a li
 
 from __future__ import annotations
 
+import difflib
 import errno
 import os
 import re
 import stat
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import IO, AnyStr
 
 from graspcl.limits import beyond
+
+_LOOKED_AT = 1000  # names that a missing one is compared with
 
 _KINDS = {
     stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device",
@@ -39,6 +43,21 @@ def open_regular(path: str | Path) -> IO[bytes]:
         file.close()
         raise
     return file
+
+
+def beside(missing: Path, having: str = "") -> str:
+    """Return a hint, "; did you mean …?", with what is called much like a missing file or folder; empty if nothing is.
+
+    Args:
+        missing: the path that does not exist.
+        having: suggest only folders with a file of this name.
+    """
+    try:
+        names = [one.name for one in islice(missing.parent.iterdir(), _LOOKED_AT) if os.path.exists(one / having)]
+    except (OSError, ValueError):  # the folder cannot be read, or its name has a NUL character
+        return ""
+    close = difflib.get_close_matches(missing.name, names, 1)
+    return f"; did you mean {str(missing.with_name(close[0]))!r}?" if close else ""
 
 
 def check_regular(path: str | Path, status: os.stat_result) -> None:

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from graspcl.cache import cache_folder
-from graspcl.errors import GraspError, MissingExtra
+from graspcl.errors import GraspError, missing_extra
 from graspcl.state import write_whole
 
 # Package and version, file, and the file's SHA-256 sum.
@@ -44,7 +44,7 @@ def package_folder(package: str, extra: str) -> Path:
     except (ImportError, ValueError):
         spec = None
     if spec is None or not spec.submodule_search_locations:
-        raise MissingExtra(f"{package} is not installed; install it with: pip install 'graspcl[{extra}]'")
+        raise missing_extra(package, extra)
     return Path(spec.submodule_search_locations[0])
 
 

@@ -145,7 +145,7 @@ def test_a_mistake_is_answered_without_a_traceback(graspcl, tmp_path, arguments,
         (("demo", "--seeds", "0"), "--seeds"),
         (("demmo",), "Did you mean"),
         (("bench", "speed"), "selection"),
-        (("compare",), "Unknown command"),
+        (("compare",), "unknown command"),
     ],
 )
 def test_a_misspelt_command_is_answered(graspcl, tmp_path, arguments, message):

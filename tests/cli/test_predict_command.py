@@ -104,6 +104,17 @@ def test_a_damaged_image_among_good_ones(call, tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["bad.png"]
 
 
+def test_a_missing_file_among_others(call, tmp_path):
+    rows, told = call("images", "data/red/1.png", "nowhere.png", code=1)
+    assert rows[1] == call("images", "data/red/1.png")[0][1] and rows[2] == ["nowhere.png", "", ""]
+    assert "nowhere.png: there is no such file or folder\ngraspcl: 1 of 2 inputs could not be read" in told
+    (tmp_path / "new.txt").write_text("bank loan\n")
+    rows, _ = call("texts", "nowhere.csv", tmp_path / "new.txt", code=1)
+    assert [row[1] for row in rows[1:]] == ["", "money"] and rows[1][0] == "nowhere.csv"
+    with pytest.raises(GraspError, match=r"there is no file or folder a\.png"):
+        call("images", "a.png", "b.png")
+
+
 def test_tables_and_lines_of_texts(call, tmp_path):
     rows, told = call("texts", "texts.csv")
     assert [row[0] for row in rows[1:]] == [str(number) for number in range(2, 32)] and not told

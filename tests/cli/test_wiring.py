@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from graspcl.experiment import Outcome
 from graspcl.experiment.tuning import Search, Trial
@@ -49,6 +50,14 @@ def test_run(graspcl, calls):
     assert calls.noted["run_table"] == [(folder,)] and "the table" in said and f"Run: {folder}" in said
 
 
+def test_the_number_of_ranks_is_told(graspcl, calls):
+    calls.replace("graspcl.distributed.launched", True)
+    calls.replace("graspcl.distributed.joined", nullcontext(SimpleNamespace(world=4, device=torch.device("cpu"))))
+    calls.replace("graspcl.experiment.run")
+    calls.replace("graspcl.report.run_table", "the table")
+    assert "the run is shared by 4 processes, on cpu" in graspcl("run", "groceries", "--scale", "smoke")
+
+
 def test_show(graspcl):
     options = ("--scale", "small", "--rehearsal", "veridical", "--memory", "unbounded", "--budget.times", "0.5")
     expected = change(preset("groceries", "small", "veridical", "unbounded"), {"budget.times": 0.5})
@@ -75,7 +84,7 @@ def test_sweep(graspcl, sweeps):
     ((configs, out, _, workers, title),) = sweeps.noted["sweep"]
     config = change(preset("groceries", "small", "veridical"), {"optimiser.lr": 3})
     assert configs == grid(config, *lists.values()) and len(configs) == 34
-    assert (out, workers, title) == (Path("here"), "the workers", "groceries-small-veridical: 34 runs")
+    assert (out, workers, title) == (Path("here"), "the workers", "groceries-small-veridical")
     assert sweeps.noted["make_workers"] == [(2, [PLUGIN])]
     assert sweeps.noted["sweep_table"] == [("groceries-small-veridical", [Path("good")], {"width": 80})]
     assert "failed bad: no reason" in said and f"1 run finished, 1 failed: {Path('here') / config.folder}" in said
@@ -94,7 +103,7 @@ def test_a_sweep_of_one_run_without_a_bound(graspcl, sweeps):
     graspcl("sweep", "groceries", "--policies", "mof", "--seeds", "1", "--memory", "unbounded", code=1)
     ((configs, out, *_, title),) = sweeps.noted["sweep"]
     assert configs == grid(preset("groceries", memory="unbounded"), "mof", seeds="1", references="all")
-    assert (out, title) == (Path("runs"), "groceries-unbounded: 6 runs")
+    assert (out, title) == (Path("runs"), "groceries-unbounded")
     graspcl("sweep", "groceries", "--policies", "mof", "--seeds", "1", "--references", "none", code=1)
     assert sweeps.noted["sweep"][1][0] == grid(preset("groceries"), "mof", seeds="1")
 
@@ -148,7 +157,7 @@ def test_demo(graspcl, demos):
     assert listings[0] == grid(preset("listings"), "mir,middle_first", seeds="2", references="finetune,probe,slda")
     assert groceries[0] == grid(preset("groceries"), "mir,middle_first", seeds="2", references="finetune,probe,slda")
     assert [one[3:] for one in (listings, groceries)] == [
-        ("the workers", "listings: 10 runs"), ("the workers", "groceries: 10 runs"),
+        ("the workers", "listings"), ("the workers", "groceries"),
     ]  # fmt: skip
     assert demos.noted["make_workers"] == [(3, [PLUGIN])]
     folder = listings[1]
@@ -160,7 +169,7 @@ def test_demo(graspcl, demos):
     assert said.count("the table") == 2
     demos.noted.clear()
     graspcl("demo", "--streams", "groceries")
-    assert [given[4] for given in demos.noted["sweep"]] == ["groceries: 5 runs"]
+    assert [given[4] for given in demos.noted["sweep"]] == ["groceries"]
 
 
 def test_demo_of_texts(graspcl, demos):
@@ -196,6 +205,9 @@ def test_report(graspcl, calls):
     calls.replace("graspcl.report.render.images.write_figures", [1, 2])
     calls.replace("graspcl.report.render.text.write_tables", [1])
     assert "wrote report.html: 1 run\n" in graspcl("report")
+    Path("report.html").write_text("<title>My own page</title>")
+    assert "report.html exists and is not a report of graspcl; give the report another" in graspcl("report", code=2)
+    Path("report.html").unlink()
     graspcl("report", "a", "b", "-o", "x.html", "--baseline", "mir", "--paper", "table-3", "--no-samples")
     assert calls.noted["gather"] == [((Path("runs"),), None, None), ((Path("a"), Path("b")), "mir", "table-3")]
     (_, page, samples), (_, other, none) = calls.noted["write_page"]

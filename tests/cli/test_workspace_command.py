@@ -44,7 +44,8 @@ def shop(made, tmp_path, graspcl):
 def test_new(graspcl, photos):
     said = graspcl("new", "shop", photos / "week-1", "--backbone", "small", "--pixels", "32", "--memory", "50MB")
     assert "network = small: as given" in said and "codec = half: 36 samples take" in said
-    assert "36 new samples, 3 of them held out" in said
+    assert "36 new samples, 3 of them held out" in said and "training, pass 1 of at most 3" in said
+    assert "3 of 3 classes have fewer than 5 held-out samples: that says little about their accuracy" in said
     again = graspcl("new", "shop", photos / "week-1", "--backbone", "small", "--pixels", "32", code=2)
     assert "not empty" in again
 
@@ -59,13 +60,33 @@ def test_a_photo_in_two_classes_is_named_with_both_files(graspcl, photos, shop, 
         (tmp_path / "week" / name).parent.mkdir(parents=True)
         shutil.copy(sorted((photos / "week-2").glob("*/*.png"))[-1], tmp_path / "week" / name)
     (tmp_path / "week" / "Kiwi" / "bad.png").write_bytes(b"no")
-    said = graspcl("learn", "shop", "week")
+    said = graspcl("learn", "shop", "week", code=1)
     assert "week/Anjou/1.png is given as 'Anjou', and week/Kiwi/2.png with the same content as 'Kiwi'" in said
+    assert said.count("week/Kiwi/2.png") == 1 and "nothing was learned: all readable samples contradict" in said
     assert "problem: week/Kiwi/bad.png cannot be read" in said and "reading week again" in said
-    assert "0 new samples, 0 of them held out; 0 duplicates and 2 contradictions left out" in said
+    assert "0 new samples, 0 of them held out; 0 duplicates and 1 contradiction left out" in said
     (tmp_path / "texts.csv").write_text("text,label\na text,Kiwi\n")
     said = graspcl("learn", "shop", "texts.csv", code=2)
     assert "the workspace learns images, and texts.csv has none; give one folder of images per class" in said
+
+
+def test_a_class_without_held_out_samples_is_listed(graspcl, photos, shop, tmp_path):
+    (tmp_path / "week" / "Kiwi").mkdir(parents=True)
+    for file in sorted((photos / "week-2" / "Granny-Smith").iterdir())[:2]:
+        shutil.copy(file, tmp_path / "week" / "Kiwi")
+    said = graspcl("learn", "shop", "week", "--updates", "1")
+    assert next(line.split() for line in said.splitlines() if "Kiwi" in line) == ["Kiwi", "2", "0", "–", "–"]
+    assert "4 of 4 classes have fewer than 5 held-out samples, 1 of them none: that says little" in said
+
+
+def test_names_that_do_not_exist_are_told_apart(graspcl, photos, shop, tmp_path):
+    (tmp_path / "shopping").mkdir()
+    assert "shp is not a workspace: there is no such folder; did you mean 'shop'?" in graspcl(
+        "learn", "shp", photos / "week-2", code=2
+    )
+    (tmp_path / "week-2").mkdir()
+    assert "week2: there is no such folder or file; did you mean 'week-2'?" in graspcl("learn", "shop", "week2", code=2)
+    assert "there is no workspace or run shpo; did you mean 'shop'?" in graspcl("predict", "shpo", "x.png", code=2)
 
 
 def test_learn_and_undo(graspcl, photos, shop):
@@ -77,6 +98,8 @@ def test_learn_and_undo(graspcl, photos, shop):
     assert "the last change can be undone" in said and "unknown: too few held-out samples" in said
     assert "undone: learn: 14 samples" in graspcl("undo", "shop")
     assert "nothing to undo" in graspcl("undo", "shop", code=2)
+    said = graspcl("undo", "shop", "X", code=2)
+    assert said == "graspcl: too many arguments, from 'X' on (see graspcl undo --help)\n"
 
 
 def test_predict_says_what_is_unknown(graspcl, photos, shop):
@@ -113,8 +136,11 @@ def test_classes_change_their_names_and_go(graspcl, photos, shop, tmp_path):
 
 
 def test_report(graspcl, shop, tmp_path):
-    assert "wrote report.html: 1 change of shop" in graspcl("report", "shop")
-    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    (tmp_path / "report.html").write_text("of my runs")
+    for _ in range(2):
+        assert "wrote shop-report.html: 1 change of shop" in graspcl("report", "shop")
+    assert (tmp_path / "report.html").read_text() == "of my runs"
+    page = (tmp_path / "shop-report.html").read_text(encoding="utf-8")
     assert "<h1>shop</h1>" in page and "Accuracy by class" in page and "new: 36 samples of 3 classes" in page
     assert "the report of a workspace is an HTML page" in graspcl("report", "shop", "--format", "csv", code=2)
 

@@ -256,7 +256,7 @@ def test_once_trained_it_works_without_faiss(tmp_path: Path) -> None:
     save_file({**codec.state_dict(), "inputs": inputs, "codes": codes, "decoded": codec.decode(codes)}, tmp_path / "s")
     done = subprocess.run([sys.executable, "-c", CHILD, tmp_path / "s"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "faiss is not installed; install it with: pip install 'graspcl[opq]'\n"
+    assert done.stdout == "faiss is not installed; in the folder of graspcl's source run: pip install '.[opq]'\n"
     assert issubclass(MissingExtra, GraspError)
 
 

@@ -214,7 +214,7 @@ def test_a_folder_may_be_named_like_a_source_of_files(images: Path, monkeypatch:
 
 def test_without_the_package_for_the_hub_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(GraspError, match=r"datasets is not installed; install it with: pip install 'graspcl\[hub\]'"):
+    with pytest.raises(GraspError, match=r"datasets is not installed; in .* run: pip install '\.\[hub\]'"):
         check_source(Settings("hf:imdb"), "texts", "my run")
 
 

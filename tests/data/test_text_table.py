@@ -585,7 +585,7 @@ def test_a_missing_package_is_named_in_one_line(
 ) -> None:
     path = "hf:ag_news" if missing == "datasets" else write(tmp_path / "a.parquet", ANIMALS)
     monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(GraspError, match=rf"^{missing} is not installed; install .* pip install 'graspcl\[{extra}\]'$"):
+    with pytest.raises(GraspError, match=rf"^{missing} is not installed; in .* run: pip install '\.\[{extra}\]'$"):
         TextTable(path)
 
 

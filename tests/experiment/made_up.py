@@ -1,6 +1,7 @@
 """Made-up data small enough for a run to take a second, and a progress that remembers."""
 
 import contextlib
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -31,13 +32,17 @@ class Clusters(Samples[torch.Tensor]):
 
 
 class Notes(Silent):
-    """Remembers the notes of a run."""
+    """Remembers the notes and tasks of a run."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
 
     def note(self, text: str) -> None:
         self.said.append(text)
+
+    def task(self, title: str, total: int) -> contextlib.AbstractContextManager[Callable[[int], None]]:
+        self.said.append(f"{title}: {total} to do")
+        return super().task(title, total)
 
     def __contains__(self, text: str) -> bool:
         return any(text in said for said in self.said)

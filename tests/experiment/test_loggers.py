@@ -230,7 +230,7 @@ def test_without_loggers_nothing_is_written(names, tmp_path):
 @pytest.mark.parametrize("name", LOGGERS)
 def test_a_missing_package_is_told_before_the_run(name, monkeypatch):
     monkeypatch.setitem(sys.modules, PACKAGES[name], None)
-    with pytest.raises(MissingExtra, match=rf"pip install 'graspcl\[{name}\]'"):
+    with pytest.raises(MissingExtra, match=rf"pip install '\.\[{name}\]'"):
         make_loggers(name)
 
 

@@ -48,7 +48,8 @@ def test_a_run_of_an_earlier_version_is_found_in_its_folder(finished, small, tmp
     (folder / "checksums.json").unlink()
     notes = Notes()
     assert run(config, folder, notes) == json.loads((done / "summary.json").read_text())
-    assert f"{folder} already holds this run, finished" in notes
+    (told,) = (line for line in notes.said if "already holds this run, finished" in line)
+    assert f"graspcl report {folder}" in told and "another --out or delete the folder" in told
     assert load_learner(folder).classes == load_learner(done).classes
 
 

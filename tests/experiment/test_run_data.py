@@ -84,7 +84,8 @@ except Exception as error:
     print(type(error).__name__, error)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=90)
-    assert done.stdout == "MissingExtra datasets is not installed; install it with: pip install 'graspcl[hub]'\n"
+    hint = "in the folder of graspcl's source run: pip install '.[hub]'"
+    assert done.stdout == f"MissingExtra datasets is not installed; {hint}\n"
 
 
 def test_a_data_set_of_the_hub_by_the_settings(tmp_path: Path) -> None:

@@ -115,6 +115,7 @@ def test_finished_runs_are_skipped(small, tmp_path, notes):
     second = run_here(more, tmp_path, notes)
     assert second.finished == [tmp_path / config.path for config in more]  # in the order in which they were asked for
     assert stamps(first.finished) == before and "4 of 6 runs were finished before" in notes
+    assert "sweep: 2 runs and 2 starting states: 4 to do" in notes  # of each seed one
     assert run_here(configs * 2, tmp_path).finished == first.finished  # the same twice is one
     alone = run(configs[0], tmp_path / "alone")
     assert alone["alpha"] == json.loads((first.finished[0] / "summary.json").read_text())["alpha"]

@@ -212,7 +212,7 @@ def test_an_image_that_cannot_be_read_is_left_out(done):
 
 def test_a_missing_package_is_reported(done, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
-    assert "pip install 'graspcl[images]'" in why(done[1])
+    assert "pip install '.[images]'" in why(done[1])
 
 
 @pytest.mark.parametrize("other", [{"ids": np.arange(71) + 10_000}, {"ids": np.arange(3)}, {"names": np.arange(3)}])

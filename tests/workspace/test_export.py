@@ -161,5 +161,5 @@ def test_other_files_and_other_numbers_of_classes_are_refused(small, tmp_path):
 
 def test_without_onnx_the_extra_is_named(small, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnx", None)
-    with pytest.raises(MissingExtra, match=r"pip install 'graspcl\[onnx\]'"):
+    with pytest.raises(MissingExtra, match=r"pip install '\.\[onnx\]'"):
         export(tmp_path / "model.onnx", small)

@@ -161,6 +161,15 @@ def test_a_pass_that_lowers_the_accuracy_is_undone_and_explained(monkeypatch):
     assert "the last layer still learned the new samples" in found.reason
 
 
+def test_passes_are_numbered_and_end_when_nothing_is_left_to_gain(monkeypatch):
+    learner, titles = SimpleNamespace(buffer=range(40), knowledge=lambda: "before"), []
+    monkeypatch.setattr("graspcl.workspace.training._session", lambda *given: titles.append(given[-1]) or 4)
+    accuracies = iter([0.5, 0.8, 1.0])
+    found = train(learner, lambda: next(accuracies), 100, Effort(), 10, 0.0, Silent())
+    assert titles == ["training, pass 1 of at most 3", "training, pass 2 of at most 3"]
+    assert (found.updates, found.reason) == (8, "all held-out samples are predicted correctly")
+
+
 @pytest.mark.parametrize("text", ["", "two", "5 parsecs", "-3s", "nan", "inf"])
 def test_a_budget_that_is_no_time_is_refused(text):
     with pytest.raises(GraspError, match="a budget is a time such as"):

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from graspcl.errors import GraspError
+
+if TYPE_CHECKING:
+    from cyclopts import CycloptsError
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -20,16 +24,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):  # tables contain μ and ±, which not every encoding has
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+    from cyclopts import CycloptsError
+
     from graspcl.cli.app import app
 
     signal.signal(signal.SIGTERM, _stop)
     try:
         try:
-            app(_without_nul(sys.argv[1:] if arguments is None else arguments))
+            given = _without_nul(sys.argv[1:] if arguments is None else arguments)
+            app(given, exit_on_error=False, print_error=False)
         finally:
             sys.stdout.flush()  # a full device shows itself here
     except GraspError as error:
         _fail(str(error))
+    except CycloptsError as error:
+        _fail(_usage_mistake(error))
     except OSError as error:
         try:
             sys.stdout.flush()
@@ -49,6 +58,18 @@ def _without_nul(arguments: Sequence[str]) -> Sequence[str]:
     if wrong := [one for one in arguments if "\0" in one]:
         raise GraspError(f"an argument has a NUL character, which no name or setting may have: {wrong[0][:100]!r}")
     return arguments
+
+
+def _usage_mistake(error: CycloptsError) -> str:
+    """Return what is wrong with the arguments, in one line like other errors."""
+    from cyclopts import UnusedCliTokensError
+
+    if unused := error.unused_tokens if isinstance(error, UnusedCliTokensError) else None:
+        said = f"too many arguments, from {unused[0][:100]!r} on"
+    else:
+        said = re.sub(r"(?<!\.)\.$", "", str(error))
+    command = " ".join(("graspcl", *(error.command_chain or ())))
+    return f"{said[:1].lower()}{said[1:]} (see {command} --help)"
 
 
 def _fail(message: str) -> NoReturn:

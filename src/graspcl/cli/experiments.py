@@ -79,7 +79,6 @@ def demo(
     from graspcl.experiment.prepare import fit_to_data
     from graspcl.experiment.run_samples import open_samples
     from graspcl.report import comparison, gather, rows, write_page
-    from graspcl.report.measures import plural
 
     if data is not None and not text:
         raise GraspError("--data needs --text; to learn your own images use `graspcl run PRESET --data PATH`")
@@ -93,7 +92,7 @@ def demo(
                 named = {"data.path": data, "data.text": text_column, "data.label": label_column}
                 settings = fit_to_data(change(settings, named))
             configs = grid(settings, policies, seeds=str(seeds), references="finetune,probe,slda")
-            outcome = run_all(configs, folder, bars, processes, f"{settings.name}: {plural(len(configs), 'run')}")
+            outcome = run_all(configs, folder, bars, processes, settings.name)
             for path, reason in outcome.failed.items():
                 raise GraspError(f"{path}: {reason}")
             title = about(name)["title"] if data is None else f"{data}, {settings.data.classes} classes"
@@ -134,11 +133,14 @@ def run(
     from graspcl.experiment import resolve
     from graspcl.experiment import run as run_one
     from graspcl.report import run_table
+    from graspcl.report.measures import plural
 
     config, console = options.resolve(run, what, settings, scale, rehearsal, memory, plugin), Console()
     with contextlib.ExitStack() as stack:
         ranks = stack.enter_context(joined(timeout, config.execution.device)) if launched() else None
         progress: Progress = stack.enter_context(Bars(console)) if is_first() else Silent()
+        if ranks is not None:
+            progress.note(f"the run is shared by {plural(ranks.world, 'process')}, on {ranks.device.type}")
         config = resolve(config, progress)  # first: the values name the folder
         folder = out / config.path
         run_one(config, folder, progress, out / config.folder / "base", ranks=ranks)
@@ -231,7 +233,7 @@ def sweep(
         made = RayWorkers([out], plugins=plugin, **cluster) if ray else make_workers(workers, plugin)
         processes = stack.enter_context(made)
         configs = grid(resolve(config, bars), policies, learners, seeds, updates, buffer, references)
-        outcome = run_all(configs, out, bars, processes, f"{config.name}: {plural(len(configs), 'run')}")
+        outcome = run_all(configs, out, bars, processes, config.name)
     if outcome.finished:
         console.print(sweep_table(config.name, outcome.finished, width=console.width))
     for path, reason in outcome.failed.items():

@@ -19,7 +19,7 @@ from cyclopts import Parameter
 
 from graspcl.cli.options import AtLeastOne, Plugins, load_plugins
 from graspcl.errors import GraspError, nearest
-from graspcl.files import bounded_lines, inert_cell
+from graspcl.files import beside, bounded_lines, inert_cell
 from graspcl.limits import limit
 from graspcl.progress import Silent
 from graspcl.state import write_whole
@@ -79,20 +79,22 @@ def predict(
     if not inputs:
         raise GraspError("give inputs after the run: image files or folders, tables of texts, or - for standard input")
     if not os.path.lexists(run):
-        raise GraspError(f"there is no workspace or run {run}")
+        raise GraspError(f"there is no workspace or run {run}{beside(run)}")
     for given in inputs:
         if given.startswith("-") and given != "-":  # a misspelt option would pass for an input
             hint = nearest(given.partition("=")[0], ["--output", "--text", "--top", "--json", "--plugin", "--help"])
             raise GraspError(f"there is no option {given}; {hint}")
-        if given != "-" and not os.path.lexists(given):
-            raise GraspError(f"there is no file or folder {given}")
+    missing = {given for given in inputs if given != "-" and not os.path.lexists(given)}
+    if missing == {*inputs}:
+        raise GraspError(f"there is no file or folder {inputs[0]}{beside(Path(inputs[0]))}")
     learned = _load(run)
     title = f"the workspace {run}" if hasattr(learned, "learn") else f"the run in {run}"
     if text is not None and learned.reads == "images":
         raise GraspError(f"--text is for tables of texts, and {title} learned images")
     column = text or learned.config.data.text
     find = partial(_texts, column=column, many=len(inputs) > 1) if learned.reads == "texts" else _images
-    sources = [find(given, title) for given in inputs]  # errors in any of them are raised before the first prediction
+    # Errors in any of them are raised before the first prediction.
+    sources = [_missing(given) if given in missing else find(given, title) for given in inputs]
     blocks = _blocks(chain.from_iterable(sources))
     first = next(blocks, None)
     if first is None:
@@ -224,6 +226,10 @@ def _json_lines(file: IO[str]) -> Line:
         file.write(dumps({"input": name, "classes": classes, **mark}) + "\n")
 
     return write
+
+
+def _missing(given: str) -> Iterable[Input]:
+    return [Input(given, None, f"{given}: ", "there is no such file or folder")]
 
 
 def _images(given: str, title: str) -> Iterable[Input]:

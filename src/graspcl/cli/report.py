@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -27,7 +28,8 @@ def report(
     runs
         Run folders, or folders with runs below them; or one workspace, which has a page only. Default: runs.
     output
-        Page to write (default: report.html), or folder for the files of another format (default: report).
+        Page to write (default: report.html, or WORKSPACE-report.html), or folder for the files of another format
+        (default: report).
     baseline
         Policy to compare with, including its parameters. Default: uniform_balanced.
     format
@@ -51,13 +53,13 @@ def report(
 
         if format != "html":
             raise GraspError(f"--format {format}: the report of a workspace is an HTML page; remove the option")
-        write_report(runs[0], output or Path("report.html"))
+        write_report(runs[0], output or _page(f"{runs[0].resolve().name}-report.html"))
         return
+    output = output or (_page("report.html") if format == "html" else Path("report"))
     found = gather(runs or (Path("runs"),), baseline, paper)
     unused = sum(not run.usable for run in found.runs)
     if unused == len(found.runs):
         raise GraspError(f"there is no run to report on in {', '.join(map(str, runs)) or 'runs'}; nothing was written")
-    output = output or Path("report.html" if format == "html" else "report")
     files: list[Path] = []
     try:
         if format == "html":
@@ -72,6 +74,17 @@ def report(
     damaged = f", {unused} of them damaged or empty" if unused else ""
     problems = f", {found.with_problems} with problems (see the list of runs)" if found.with_problems else ""
     print(f"wrote {written}: {plural(len(found.runs), 'run')}{damaged}{problems}")
+
+
+def _page(name: str) -> Path:
+    """Return the page to write by default; refuse to replace a file that is no report."""
+    from graspcl.errors import GraspError
+    from graspcl.files import read_regular
+
+    path = Path(name)
+    if path.exists() and not re.search(b"<title>[^<]*graspcl</title>", read_regular(path)):
+        raise GraspError(f"{path} exists and is not a report of graspcl; give the report another name: -o NAME.html")
+    return path
 
 
 def watch(run: Path = Path("runs"), /, *, port: Port = 0, refresh: Refresh = 3.0) -> None:

@@ -73,7 +73,8 @@ def learn(
 ) -> None:  # fmt: skip
     """Learn new samples of old or new classes.
 
-    By default it makes a pass over the memory, and more while held-out accuracy rises.
+    By default it makes a pass over the memory, and more while held-out accuracy rises. The exit code is 1 if all
+    samples contradict each other or stored ones, and 2 if the change is refused.
 
     Parameters
     ----------
@@ -91,8 +92,12 @@ def learn(
             _tell(error.result)
             raise
     _tell(result)
-    if not result.samples:
-        print("there is nothing new; nothing was changed")
+    if result.samples:
+        return
+    if result.contradictions and not result.duplicates:
+        print("nothing was learned: all readable samples contradict each other or stored ones; correct their classes")
+        raise SystemExit(1)
+    print("there is nothing new; nothing was changed")
 
 
 def evaluate(workspace: Shop, data: str, /, *, text: Text = None, label: Label = None) -> None:
@@ -259,6 +264,8 @@ class _opened:
 
 def _tell(result: Learnt) -> None:
     """Print what a `learn` did: samples, and per class what was gained and lost."""
+    from graspcl.workspace.judging import GUARDED
+
     _list("problem", result.problems)
     _list("contradiction", result.contradictions)
     table = _table("class", "new samples", "held out", "correct before", "now")
@@ -267,6 +274,8 @@ def _tell(result: Learnt) -> None:
         table.add_row(shown(name), str(result.added.get(name, 0)), str(change.after.number), *cells)
     for name, tally in _first(result.new.items()):
         table.add_row(shown(name), str(result.added.get(name, 0)), str(tally.number), "new", f"{tally.points:.0f} %")
+    for name in _first(name for name, number in result.held_out.items() if not number):
+        table.add_row(shown(name), str(result.added.get(name, 0)), "0", "–", "–")
     _print(table)
     same, others = plural(result.duplicates, "duplicate"), plural(len(result.contradictions), "contradiction")
     print(f"{plural(result.samples, 'new sample')}, {result.held} of them held out; {same} and {others} left out")
@@ -274,6 +283,10 @@ def _tell(result: Learnt) -> None:
     old = result.together
     before = f", earlier classes {old.before} before and {old.after} now" if old.before.number else ""
     print(f"held-out accuracy {result.overall}{before}")
+    if few := [number for number in result.held_out.values() if number < GUARDED]:
+        classes = f"{len(few)} of {plural(len(result.held_out), 'class')} have fewer than {GUARDED} held-out samples"
+        none = f", {few.count(0)} of them none" if 0 in few else ""
+        print(f"{classes}{none}: that says little about their accuracy, and they can fall unnoticed")
     if result.novelty is not None:
         print(f"the new classes looked unknown before: AUROC {result.novelty:.3f} against held-out samples")
     _list("warning", result.confused)

@@ -12,6 +12,7 @@ from typing import Any
 
 from graspcl.data.samples import Samples
 from graspcl.errors import GraspError
+from graspcl.files import beside
 from graspcl.registry import Registry
 
 data_sources: Registry[Samples[Any]] = Registry("data", "graspcl.data")
@@ -76,7 +77,7 @@ def check_source(data: Any, reads: str, label: str) -> None:
         raise GraspError(f"{label} needs its {kind}: --data PATH, {_FORMS[kind]} ({_names(reads)})")
     name = source_name(path, reads)
     if name != path and not Path(path).exists():
-        raise GraspError(f"--data {path}: there is no such folder or file; {_names(reads)}")
+        raise GraspError(f"--data {path}: there is no such folder or file{beside(Path(path)) or f'; {_names(reads)}'}")
     source = name.partition(":")[0]
     if ":" in name and next(iter(data_sources.parameters(source)), None) != "path":
         raise GraspError(f"--data {path}: {source} opens no path; use --data {source}")

@@ -67,7 +67,8 @@ def run(
     check_run(config)
     finished = first and place.holds(config) and place.finished
     if finished if ranks is None else ranks.any(finished)[0]:
-        progress.note(f"{folder} already holds this run, finished")
+        again = "to run it again, use another --out or delete the folder"
+        progress.note(f"{folder} already holds this run, finished: see it with graspcl report {folder}; {again}")
         summary = place.summary()
         if first:
             catch_up(config.log, as_plain(config), folder, summary, progress.note)

@@ -39,7 +39,7 @@ class Outcome:
 
 
 def sweep(
-    configs: Sequence[Config], folder: Path, progress: Progress, workers: Executor, title: str = "runs"
+    configs: Sequence[Config], folder: Path, progress: Progress, workers: Executor, title: str = "sweep"
 ) -> Outcome:
     """Run every one of `configs`, each in its own folder below `folder` (`Config.path`).
 
@@ -81,7 +81,9 @@ def _run_all(
         if config.rehearses:
             alike.setdefault(base_key(config), []).append(path)
     runs, reasons = dict[Future[str], Path](), dict[Path, str]()
-    with progress.task(title, len(alike) + len(configs)) as advance:
+    counts = {"run": len(configs), "starting state": len(alike)}
+    words = " and ".join(f"{number} {what}{'s' * (number > 1)}" for what, number in counts.items() if number)
+    with progress.task(f"{title}: {words}", len(alike) + len(configs)) as advance:
         try:
             bases = {workers.submit(_task, configs[paths[0]], folder, cache, True): paths for paths in alike.values()}
             task = _task_after_another if isinstance(workers, RayWorkers) else _task

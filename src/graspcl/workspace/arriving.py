@@ -158,11 +158,11 @@ class Arrivals:
                     if len(found.ids):
                         yield found
                 advance(len(rows))
-        for same in self._left.values():
-            for where, name in same:
-                other, another = next(one for one in same if one[1] != name)
-                told = f"{where} is given as {name!r}, and {other} with the same content as {another!r}"
-                self.contradictions.append(f"{told}: both left out")
+        for (where, name), *same in self._left.values():
+            other, another = next(one for one in same if one[1] != name)
+            told = f"{where} is given as {name!r}, and {other} with the same content as {another!r}"
+            left = "both left out" if len(same) == 1 else f"these and {len(same) - 1} more with it are left out"
+            self.contradictions.append(f"{told}: {left}")
 
     def _new(self, rows: Array) -> Chunk:
         inputs, kept, problems = self.samples.read_some(rows)

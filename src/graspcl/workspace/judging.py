@@ -16,6 +16,7 @@ _FEWEST = 5  # samples from which on a class has held-out ones
 _MOST = 50  # held-out samples of a class
 TOLERANCE = 5.0  # points by which a class may fall, whatever chance says
 LEVEL = 0.05  # probability of refusing a change that only chance makes look worse
+GUARDED = math.ceil(-math.log2(LEVEL))  # held-out samples from which on the fall of a class can be beyond chance
 
 
 def hold_out(ids: Array, labels: Array, seen: dict[int, int], held: dict[int, int]) -> Array:

@@ -45,6 +45,7 @@ class Learnt:
     new: dict[str, Tally]  # classes that had none
     together: Change  # all held-out samples that existed before
     overall: Tally  # all held-out samples now
+    held_out: dict[str, int]  # number of them of every class; 0 if it has too few samples
     fallen: list[str]  # classes that fell beyond chance
     all_fell: bool  # whether the earlier classes together fell beyond chance
     confused: list[str]  # earlier classes that are taken for new ones
@@ -103,7 +104,9 @@ def learn(
         dict(arrivals.counts), held, arrivals.duplicates, arrivals.contradictions, problems, trained,
         {names[label]: one for label, one in found.items()},
         {names[label]: one for label, one in tally.items() if label not in found},
-        together, Tally(int(right.sum()), len(right)), [names[label] for label in fell if label != _ALL], _ALL in fell,
+        together, Tally(int(right.sum()), len(right)),
+        {name: tally[label].number if label in tally else 0 for label, name in names.items()},
+        [names[label] for label in fell if label != _ALL], _ALL in fell,
         _confused(version, predicted[: len(old)], old.labels, known), novel,
         time.monotonic() - began,
     )  # fmt: skip

@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from graspcl.errors import GraspError
+from graspcl.files import beside
 from graspcl.integrity import Damaged
 from graspcl.objects import Objects, names_in
 from graspcl.state import drop_unfinished, sync_folder, write_whole
@@ -101,7 +102,8 @@ class Store:
         """
         folder = Path(folder)
         if not any((folder / name).is_file() for name in (DATABASE, BACKUP)):
-            raise GraspError(f"{folder} is not a workspace: it has no {DATABASE}")
+            absent = f"there is no such folder{beside(folder, DATABASE)}"
+            raise GraspError(f"{folder} is not a workspace: {f'it has no {DATABASE}' if folder.exists() else absent}")
         lock = hold(folder / LOCK, wait) if write else None
         try:
             journal, problems = _read(folder, pages=write)

@@ -63,14 +63,14 @@ def train(
     Args:
         accuracy: returns the share of held-out samples that the learner predicts correctly now.
         held: number of these samples.
-        effort: by default one pass over the memory, and up to two more while held-out accuracy rises. A pass after
-            which it is lower than before by more than its standard error is taken back.
+        effort: by default one pass over the memory, and up to two more while held-out accuracy rises and is below
+            100 %. A pass after which it is lower than before by more than its standard error is taken back.
         began: when the change began, by `time.monotonic`; the time of the effort counts from there.
     """
     stored = len(learner.buffer)
     whole = max(1, round(stored / batch_size))
     if effort.updates is not None:
-        _session(learner, effort.updates, batch_size, None, progress)
+        _session(learner, effort.updates, batch_size, None, progress, "training")
         return Trained(effort.updates, effort.updates / whole, "the given number of updates")
     deadline, limit = None, _PASSES * whole
     if effort.seconds is not None:
@@ -81,7 +81,8 @@ def train(
     while updates < limit:
         number = min(whole, limit - updates)
         before = learner.knowledge()
-        done = _session(learner, number, batch_size, deadline, progress)
+        title = f"training, pass {updates // whole + 1} of at most {_PASSES}"
+        done = _session(learner, number, batch_size, deadline, progress, title)
         now = accuracy()
         if now < best - (best * (1 - best) / max(1, held)) ** 0.5:
             learner.restore(before)
@@ -92,8 +93,8 @@ def train(
         if deadline is not None and (done < number or updates >= limit):
             reason = "the time was over"
             break
-        if now <= best and deadline is None:
-            reason = "held-out accuracy rose no more"
+        if deadline is None and (now == 1 or now <= best):
+            reason = "all held-out samples are predicted correctly" if now == 1 else "held-out accuracy rose no more"
             break
         best = max(best, now)
     if not limit:
@@ -101,10 +102,12 @@ def train(
     return Trained(updates, updates / whole, reason)
 
 
-def _session(learner: Learner, updates: int, batch_size: int, deadline: float | None, progress: Progress) -> int:
+def _session(
+    learner: Learner, updates: int, batch_size: int, deadline: float | None, progress: Progress, title: str
+) -> int:
     """Run one session and return its updates; stop it when the time is over."""
     session = Rehearsal(learner, learner.session_budget(Budget(updates, batch_size)))
-    with progress.task("training", updates) as advance:
+    with progress.task(title, updates) as advance:
         while not session.done:
             session.step()
             advance(1)
