@@ -10,7 +10,7 @@ from graspcl.learner import Aligned, Optimiser, aligned
 from graspcl.learner.aligned import _half
 from graspcl.learner.moments import Moments, Movement, discriminant_rows
 from graspcl.learner.rehearsal import Batch, Rehearsal
-from graspcl.model import vector_network
+from graspcl.model import make_network, vector_network
 from graspcl.policy import Budget, UniformBalanced
 
 WIDTH, CLASSES = 6, 5
@@ -272,3 +272,10 @@ def test_the_head_is_corrected_when_classes_are_relearned():
         logits.append(one.outputs(one.encode(inputs), "logits"))
     losses = [float(F.cross_entropy(values, torch.from_numpy(labels))) for values in logits]
     assert losses[0] < 0.97 * losses[1]
+
+
+def test_by_default_the_head_is_corrected_unless_the_plastic_part_has_convolutions():
+    photos = make_network("efficientnet_lite0", pretrained=False, generator=torch.Generator().manual_seed(0))
+    assert not Aligned(photos, Buffer()).corrected
+    assert Aligned(photos, Buffer(), corrected=True).corrected
+    assert learner().corrected

@@ -68,7 +68,8 @@ class Aligned(Learner):
     Rows of a head that was trained before are not used: a class is known once it has a sample.
 
     Args, besides those of `Learner`; the optimiser is AdamW by default:
-        corrected: whether the head after a session is corrected; otherwise it is the discriminant.
+        corrected: whether the head after a session is corrected; otherwise it is the discriminant. By default unless
+            the plastic part has convolutions: held-out texts and vectors gained by it, photos did not (docs/log.md).
 
     >>> from graspcl import Buffer
     >>> from graspcl.model import vector_network
@@ -92,9 +93,10 @@ class Aligned(Learner):
         rng: np.random.Generator | int = 0,
         device: torch.device | str | None = None,
         execution: Execution | None = None,
-        corrected: bool = True,
+        corrected: bool | None = None,
     ) -> None:
-        self.corrected = corrected
+        convolutions = any(isinstance(part, nn.Conv2d) for part in network.plastic.modules())
+        self.corrected = not convolutions if corrected is None else corrected
         super().__init__(network, buffer, policy, optimiser, rng, device, execution)
 
     def setup(self) -> None:
@@ -232,12 +234,10 @@ class Aligned(Learner):
 
     def _judges(self, now: _Measured | None) -> list[Judged]:
         """Return some samples of each half, on which shrinkage and temperature are chosen."""
-        if now is None:
-            halves = _half(self.buffer.births)
-            slots = (_spread(np.flatnonzero(halves == number), _JUDGES) for number in (0, 1))
-            return [self._features(half)[1:] for half in slots]
-        features, targets, halves = now.kept()
+        features, targets, halves = (None, None, _half(self.buffer.births)) if now is None else now.kept()
         chosen = [_spread(np.flatnonzero(halves == number), _JUDGES) for number in (0, 1)]
+        if features is None or targets is None:
+            return [self._features(half)[1:] for half in chosen]
         return [(targets[half].to(self.device), features[half].to(self.device)) for half in chosen]
 
     def _solve(self, now: _Measured | None = None) -> None:
@@ -340,8 +340,7 @@ class Aligned(Learner):
 class _Measured:
     """What is measured of the stored samples so far, with their features as they are now.
 
-    Sums of each half, and the features of the samples in `slots`. `births` [n] are all samples' places in the order of
-    arrival.
+    Sums of each half, and the features of those in `slots`. `births` [n] are places in the order of arrival.
     """
 
     def __init__(self, first: Moments, second: Moments, births: Array, slots: Array) -> None:
