@@ -122,9 +122,11 @@ def column_names(path: Path) -> list[str]:
     if kind == ".parquet":
         parquet = require("pyarrow.parquet", "text")
         try:
-            return list(parquet.read_schema(path).names)
+            with open_regular(path) as content:  # pyarrow would wait for a pipe
+                return list(parquet.read_schema(content).names)
         except (OSError, ValueError) as error:  # pyarrow's errors are subclasses of these
-            raise GraspError(f"{path} cannot be read as a Parquet file: {' '.join(str(error).split())}") from error
+            reason = " ".join(str(getattr(error, "strerror", None) or error).split())
+            raise GraspError(f"{path} cannot be read as a Parquet file: {reason}") from error
     try:
         with open_regular(path) as content:
             file = io.TextIOWrapper(content, "utf-8-sig", "backslashreplace", newline="")
@@ -134,7 +136,8 @@ def column_names(path: Path) -> list[str]:
                 return [name.strip() for name in next(csv.reader(chain([first], file), delimiter=delimiter))]
         record = json.loads(first) if first else None
     except (OSError, ValueError, RecursionError, csv.Error, StopIteration) as error:
-        raise GraspError(f"the columns of {path} cannot be read: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise GraspError(f"the columns of {path} cannot be read: {reason}") from error
     if not isinstance(record, dict):
         found = f"row 1: {reprlib.repr(record)} is not an object with columns" if first else "is empty"
         raise GraspError(f"{path} {found}")
