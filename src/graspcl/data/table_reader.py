@@ -136,7 +136,7 @@ def column_names(path: Path) -> list[str]:
                 return [name.strip() for name in next(csv.reader(chain([first], file), delimiter=delimiter))]
         record = json.loads(first) if first else None
     except (OSError, ValueError, RecursionError, csv.Error, StopIteration) as error:
-        reason = getattr(error, "strerror", None) or error
+        reason = str(getattr(error, "strerror", None) or error)
         raise GraspError(f"the columns of {path} cannot be read: {reason}") from error
     if not isinstance(record, dict):
         found = f"row 1: {reprlib.repr(record)} is not an object with columns" if first else "is empty"
