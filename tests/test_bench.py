@@ -36,14 +36,14 @@ def test_a_bar_shows_the_median_and_the_spread_of_all_rounds():
 @pytest.mark.parametrize(
     ("rounds", "bar", "at_least", "ok"),
     [
-        ([1.0, 2.0, 3.0, 4.0, 5.0], 1.3, False, True),  # the median is beyond the bar, a part of the spread is not
-        ([1.0, 2.0, 3.0, 4.0, 5.0], 1.1, False, False),
-        ([1.0, 2.0, 3.0, 4.0, 5.0], 4.7, True, True),
-        ([1.0, 2.0, 3.0, 4.0, 5.0], 4.9, True, False),
+        ([1.0, 2.0, 3.0, 4.0, 5.0], 3.0, False, True),
+        ([1.0, 2.0, 3.0, 4.0, 5.0], 2.9, False, False),  # some rounds reach the bar, the median does not
+        ([1.0, 2.0, 3.0, 4.0, 5.0], 3.0, True, True),
+        ([1.0, 2.0, 3.0, 4.0, 5.0], 3.1, True, False),
         ([1.0, 2.0, 3.0, 4.0, 5.0], None, False, True),
     ],
 )
-def test_a_bar_is_missed_only_when_the_whole_spread_is_beyond_it(rounds, bar, at_least, ok):
+def test_a_bar_is_met_by_the_median(rounds, bar, at_least, ok):
     found = Bar.of("b", "w", rounds, bar, at_least)
     assert found.ok is ok
     assert ("MISSED" in found.line()) is not ok and ("met" in found.line()) is (ok and bar is not None)

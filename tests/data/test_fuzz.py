@@ -10,6 +10,7 @@ import os
 import resource
 import subprocess
 import sys
+import tarfile
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ from PIL import Image
 
 from graspcl.cli.workspace import _ids
 from graspcl.codec import Half
-from graspcl.data import ImageFolder, ImageList, TextTable
+from graspcl.data import ImageFolder, ImageList, TextTable, open_images
 from graspcl.data.table_reader import read_column
 from graspcl.errors import GraspError
 from graspcl.files import walk
@@ -155,6 +156,59 @@ def test_zip_files(harm: Damage, compression: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "a.zip").write_bytes(harm(content.getvalue()))
         read_or_refuse(lambda: image_folder(Path(folder) / "a.zip"))
+
+
+def tar_file(kind: int, shard: bool) -> bytes:
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w", format=kind, pax_headers={"comment": "é"}) as archive:
+        for number, image in enumerate(SOUND[:4]):
+            name, long = ("cat", "dog")[number % 2], "x" * (150 if number == 3 else 1)
+            files = {f"{name}/{number}{long}.png": image}
+            files = {f"{number}{long}.png": image, f"{number}{long}.cls": name.encode()} if shard else files
+            for title, inside in files.items():
+                member = tarfile.TarInfo(title)
+                member.size = len(inside)
+                archive.addfile(member, io.BytesIO(inside))
+    return content.getvalue()
+
+
+@st.composite
+def tar_headers(draw: st.DrawFn) -> Damage:
+    """A function that sets fields of headers, and their checksums, so that they count."""
+    fields = {"name": (0, 100), "size": (124, 136), "kind": (156, 157), "magic": (257, 265), "prefix": (345, 500)}
+    numbers = st.integers(-(2**70), 2**70).map(lambda n: n.to_bytes(12, "big", signed=True))
+    some = st.sampled_from([b"0", b"1", b"2", b"5", b"L", b"K", b"S", b"x", b"g", b"7", b"\x80" + b"\xff" * 11,
+                            b"\xff" * 12, b"77777777777\0", b"-1", b"../", b"/", b"\0"])  # fmt: skip
+    changes = draw(st.lists(st.tuples(st.floats(0, 1), st.sampled_from([*fields.values()]), some | numbers)))
+
+    def apply(content: bytes) -> bytes:
+        blocks = bytearray(content)
+        for where, (begin, end), value in changes:
+            at = int(where * (len(blocks) // 512 - 1)) * 512
+            block = blocks[at : at + 512]
+            block[begin:end] = value[: end - begin].ljust(end - begin, b"\0")
+            block[148:156] = b" " * 8
+            block[148:156] = b"%06o\0 " % sum(block)
+            blocks[at : at + 512] = block
+        return bytes(blocks)
+
+    return apply
+
+
+@fuzz
+@given(damage(), tar_headers(), st.sampled_from([tarfile.PAX_FORMAT, tarfile.GNU_FORMAT]), st.booleans())
+@pytest.mark.filterwarnings("ignore")
+def test_tar_files(harm: Damage, bend: Damage, kind: int, shard: bool) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "a.tar"
+        file.write_bytes(bend(harm(tar_file(kind, shard))))
+
+        def read() -> None:
+            images = open_images(file, 8)
+            _, kept, problems = images.read_some(range(len(images)))
+            assert len(kept) + len(problems) == len(images)
+
+        read_or_refuse(read)
 
 
 NAMES = st.sampled_from(["train", "val", "cat", "dog", "images", "1.png", "2.jpg", "train.zip", "val_annotations.txt",

@@ -5,6 +5,7 @@ import tracemalloc
 
 import pytest
 
+from graspcl.data import TextTable
 from graspcl.data.table_reader import read_column
 from graspcl.errors import GraspError
 
@@ -44,6 +45,27 @@ def test_bad_rows_are_reported_and_the_others_are_read(tmp_path):
     table.write_text("")
     with pytest.raises(GraspError, match="is empty"):
         read_column(table, "text")
+
+
+def test_a_table_without_the_column_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"a": "one"}\n' * 3)
+    with pytest.raises(GraspError, match="has no column 'text'; its columns are a;"):
+        read_column(file, "text")
+    monkeypatch.setattr("graspcl.data.table_reader._FIRST", 3)
+    file.write_text('{"a": "one"}\n' * 3 + '{"text": "one", "label": 1}\n')
+    for read in (lambda: read_column(file, "text"), lambda: TextTable(file)):
+        with pytest.raises(GraspError, match="its columns are a;"):
+            read()
+    file.write_text('[]\n{"a": "one"}\n{"text": "one"}\n{"a": "two"}\n{"b": 1}\n')
+    assert [field.value for field in read_column(file, "text")] == [None, None, "one", None, None]
+
+
+def test_of_many_columns_a_message_names_some(tmp_path):
+    (tmp_path / "a.csv").write_text(",".join(["x" * 1000, *(f"c{number}" for number in range(100_000))]) + "\n")
+    with pytest.raises(GraspError, match=r"c198 and 99,801 more; choose") as refused:
+        read_column(tmp_path / "a.csv", "text")
+    assert len(str(refused.value)) < 3000
 
 
 def test_a_value_that_occurs_twice_is_a_fault(tmp_path):

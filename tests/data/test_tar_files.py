@@ -113,6 +113,56 @@ def test_what_is_damaged_is_named(tmp_path):
         open_images(tmp_path / "packed.tar.gz")
 
 
+def header(name, size, kind=tarfile.REGTYPE):
+    """A header of a tar file, with a size as it stands there."""
+    content = bytearray(tarfile.TarInfo(name).tobuf(tarfile.USTAR_FORMAT))
+    content[156:157], content[124:136] = kind, size if isinstance(size, bytes) else b"%011o\0" % size
+    content[148:156] = b" " * 8
+    content[148:156] = b"%06o\0 " % sum(content)
+    return bytes(content)
+
+
+def extended(*records):
+    """A header with what has no room in the usual one."""
+    content = b""
+    for name, value in records:
+        record = f" {name}={value}\n".encode()
+        content += next(b"%d" % n + record for n in range(len(record), 999) if len(b"%d" % n + record) == n)
+    return header("x", len(content), tarfile.XHDTYPE) + content + bytes(-len(content) % 512)
+
+
+END = bytes(1024)
+BELOW_ZERO = b"\xff" + (-512).to_bytes(11, "big", signed=True)
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        (header("ant/2.png", BELOW_ZERO) + END, "a size below zero"),  # the same header again and again
+        (extended(("size", -2048)) + header("ant/2.png", 0) + END, "a size below zero"),
+        (header("ant/2.png", 0) + extended(("size", "9" * 26)) + header("ant/3.png", 0) + END, ""),
+        (extended(("a", "b")) * 3000 + header("ant/2.png", 0) + END, "headers of more than 16,384 bytes"),
+        (header("x", 8**11 - 1, tarfile.XHDTYPE) + END, "headers of more than 16,384 bytes"),
+        (header("x", 8**11 - 512, tarfile.GNUTYPE_LONGNAME) + END, "headers of more than 16,384 bytes"),
+        (header("x", 1 << 18, tarfile.XHDTYPE) + b"1" * (1 << 18) + END, "headers of more than 16,384 bytes"),
+        (extended(("GNU.sparse.map", "1,x")) + header("ant/2.png", 0) + END, ""),
+        (extended(("GNU.sparse.major", 1), ("GNU.sparse.minor", 0)) + header("ant/2.png", 0) + END, ""),
+    ],
+)
+def test_headers_that_no_program_writes(tmp_path, content, fault):
+    """They took gigabytes, minutes or for ever, or ended in a traceback."""
+    file = tmp_path / "a.tar"
+    file.write_bytes(header("ant/1.png", 0) + header("bee/1.png", 0) + content)
+    found = open_images(file, pixels=16)
+    assert len(found) >= 2 and "is damaged after" in found.problems[-1] and fault in found.problems[-1]
+    file.write_bytes(header("7.png", 0) + header("7.cls", 1) + b"1".ljust(512, b"\0") + content)
+    assert any(fault in problem for problem in open_images(file, pixels=16).problems)
+    file.write_bytes(content)
+    if fault:  # the others are those of tarfile, and depend on its version
+        with pytest.raises(GraspError, match=f"cannot be read as a tar file: {fault}"):
+            open_images(file)
+
+
 READ = """
 import sys
 from PIL import Image

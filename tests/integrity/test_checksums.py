@@ -1,6 +1,7 @@
 """Checksums: what was written is read back, and anything else is refused."""
 
 import json
+import mmap
 import os
 import re
 import subprocess
@@ -19,6 +20,7 @@ from graspcl.errors import GraspError
 from graspcl.experiment import RunFolder
 from graspcl.integrity import Damaged, pack_arrays, read_arrays, read_object, read_text, seal_object
 from graspcl.model import vector_network
+from graspcl.objects import Objects
 from graspcl.pretrain import load_weights, read_header, save_weights
 from graspcl.settings.read import read_toml
 from graspcl.state import load_state, pack_state, save_state, write_whole
@@ -249,6 +251,36 @@ def test_devices_and_pipes_are_not_replaced(tmp_path):
     (tmp_path / "loop").symlink_to("loop")
     write_whole(tmp_path / "loop", lambda file: file.write(b"x"))
     assert (tmp_path / "loop").read_bytes() == b"x" and len([*tmp_path.iterdir()]) == 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems cannot tell")
+def test_a_file_that_the_disk_cannot_read_is_damaged_and_does_not_end_the_process(tmp_path, monkeypatch):
+    objects = Objects(tmp_path)
+    name = objects.put({"x": np.arange(100_000)})
+    path, mapping = objects.path(name), mmap.mmap
+
+    def failing(*arguments, **options):  # reading what is cut off fails as reading a bad block does
+        content = mapping(*arguments, **options)
+        os.truncate(path, 1)
+        return content
+
+    monkeypatch.setattr("mmap.mmap", failing)
+    assert objects.fault(name) == "cannot be read: the disk fails, or the file has been cut"
+    save_state(path, {"x": np.arange(100_000)})
+    with pytest.raises(GraspError, match="the disk fails, or the file has been cut"):
+        load_state(path)
+
+
+def test_what_is_no_file_is_not_an_object(tmp_path):
+    objects = Objects(tmp_path)
+    name = objects.put({"x": np.arange(3)})
+    objects.path(name).unlink()
+    assert objects.fault(name) == "is missing"
+    os.mkfifo(objects.path(name))
+    assert objects.fault(name) == "cannot be read: it is a pipe, not a regular file"
+    objects.path(name).unlink()
+    objects.path(name).touch()
+    assert objects.fault(name) == "is damaged: its content does not match its name"
 
 
 def test_a_state_that_is_mapped_keeps_its_content(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -20,15 +18,14 @@ from graspcl.buffer import Buffer, rules
 from graspcl.checks import Array
 from graspcl.codec import OPQ
 from graspcl.errors import require
-from graspcl.integrity import read_tensors
+from graspcl.experiment.checkpoints import SegmentedCodes, Segments, Stored
 from graspcl.learner import Aligned, Learner, Optimiser, Siesta
 from graspcl.model import SplitNetwork, efficientnet_lite0, mobilenet_v3_large, vector_network
-from graspcl.objects import Objects
 from graspcl.policy import Budget, Session, batches, policies, rehearse
 from graspcl.policy.drawing import group_by_class, uniform_draws
 from graspcl.policy.grasp import grasp_draws
 from graspcl.policy.session import SampleOutputs
-from graspcl.state import load_state, save_state
+from graspcl.state import load_state
 
 
 def selection(
@@ -248,41 +245,34 @@ def _siesta_and_by_hand(
 
 
 def state(small: int = 128, large: int = 65_536, rounds: int = ROUNDS) -> Iterator[Bar]:
-    """Loading a state into its learner: verified, and from a file without a checksum. Then a segment of codes.
+    """Loading a state into a new learner, and the codes of a checkpoint from their segments: verified and unverified.
 
-    The large ones have no bar. They are in the page cache, and hashing them at the speed of memory still takes a fifth
-    of the time of copying them.
+    All files are in the page cache. From a disk, loading takes longer and verifying does not.
     """
-    for stored, bar in ((small, 1.1), (large, None)):
-        verified, unverified, size = _loading(stored, rounds)
-        yield Bar.of("state", f"loading a state of {size:.0f} MB, verified / unverified", verified / unverified, bar)
-    codes = np.zeros((large // 4, _DIM), np.float32)
+    for stored in (small, large):
+        learner = _learner(_vectors(stored), "uniform")
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "state"
+            learner.save(file)
+
+            def load(verify: bool, file: Path = file) -> None:
+                _learner(Buffer(), "uniform").load_state_dict(load_state(file, verify=verify))
+
+            verified, unverified = interleave(lambda: load(True), lambda: load(False), rounds=rounds, repeat=3)
+            what = f"a new learner from a state of {file.stat().st_size / 1e6:.0f} MB, verified / unverified"
+        yield Bar.of("state", what, verified / unverified, 1.1)
+    codes, births = np.zeros((large, _DIM), np.float32), np.arange(large)
     with tempfile.TemporaryDirectory() as folder:
-        objects = Objects(Path(folder))
-        name = objects.put({"codes": codes})
+        segments = Segments(Path(folder))
+        written = segments.write(Stored(births, codes))
+        segments.settle()
         verified, unverified = interleave(
-            lambda: np.array(objects.get(name)["codes"]),
-            lambda: np.array(objects.get(name, verify=False)["codes"]),
-            rounds=rounds, repeat=3,
-        )  # fmt: skip
-    what = f"loading a segment of {codes.nbytes / 1e6:.0f} MB of codes, verified / unverified"
-    yield Bar.of("state", what, verified / unverified)
-
-
-def _loading(stored: int, rounds: int) -> tuple[Array, Array, float]:
-    """Return the CPU seconds [rounds] of loading a state with and without a checksum, and its size in megabytes."""
-    learner = _learner(_vectors(stored), "uniform")
-    with tempfile.TemporaryDirectory() as folder:
-        sealed, plain = Path(folder) / "sealed", Path(folder) / "plain"
-        save_state(sealed, learner.state_dict())
-        tensors, header, _ = read_tensors(sealed)
-        save_file(tensors, plain, {"graspcl": json.dumps(header)})  # as earlier versions wrote it
-
-        def load(file: Path) -> Callable[[], None]:
-            return lambda: learner.load_state_dict(load_state(file))
-
-        verified, unverified = interleave(load(sealed), load(plain), rounds=rounds, repeat=3)
-        return verified, unverified, sealed.stat().st_size / 1e6
+            lambda: np.asarray(segments.open(written, births)),
+            lambda: np.asarray(SegmentedCodes(segments.objects, written, births)),
+            rounds=rounds,
+        )
+    what = f"{codes.nbytes / 1e6:.0f} MB of codes from segments, verified / unverified"
+    yield Bar.of("state", what, verified / unverified, 1.1)
 
 
 # -- policies ---------------------------------------------------------------------------------------------------------

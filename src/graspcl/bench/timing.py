@@ -49,8 +49,8 @@ class Bar:
 
     @property
     def ok(self) -> bool:
-        """False if the whole spread is on the wrong side of the bar."""
-        return self.bar is None or (self.high >= self.bar if self.at_least else self.low <= self.bar)
+        """Whether the median reaches the bar."""
+        return self.bar is None or (self.value >= self.bar if self.at_least else self.value <= self.bar)
 
     def line(self) -> str:
         """Return one row of a Markdown table, see `HEADER`."""

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"})
 _TESTS = ("val", "valid", "validation", "test")  # `test` comes last, since it often has no labels
+_WRAPS = 8  # folders around everything that are entered; each is listed again
 _ANNOTATIONS = "val_annotations.txt"  # the name that Tiny-ImageNet uses
 
 
@@ -198,7 +199,10 @@ def _images(tree: Tree) -> tuple[list[str], list[str]]:
 
 def _unwrapped(tree: Tree) -> Tree:
     """Enter a single folder around everything, as many downloads have one: it is not a class."""
-    while len(tree.folders) == 1 and not tree.folders & {"train", *_TESTS} and all("/" in name for name in tree.sizes):
+    for _ in range(_WRAPS):
+        named = tree.folders & {"train", *_TESTS}
+        if len(tree.folders) != 1 or named or any("/" not in name for name in tree.sizes):
+            break
         inner = tree.part(next(iter(tree.folders)))
         if inner is None or (inner.part("train") is None and any("/" not in name for name in inner.sizes)):
             break

@@ -15,9 +15,8 @@ from graspcl.checks import Count, Range, checked
 from graspcl.data.image_folder import SUFFIXES, ImageFiles, files_digest
 from graspcl.data.samples import few, hash_id, labels_of
 from graspcl.data.splits import held_out
-from graspcl.data.trees import TarTree
+from graspcl.data.trees import TarTree, tar_members
 from graspcl.errors import GraspError, require
-from graspcl.files import open_regular
 from graspcl.limits import changed
 
 _SPLIT = re.compile(r"(?:^|[-_./])(train|val|valid|validation|test)(?=[-_./])")
@@ -39,9 +38,8 @@ def find_shards(path: Path) -> list[tuple[str, Path]]:
 def _has_classes(file: Path) -> bool:
     """Whether there is a .cls file among the first members of a tar file."""
     try:
-        with open_regular(file) as opened, tarfile.open(fileobj=opened, mode="r:") as archive:
-            return any(member.name.endswith(".cls") for member in itertools.islice(archive, 20))
-    except (tarfile.TarError, OSError):
+        return any(member.name.endswith(".cls") for member in itertools.islice(tar_members(file), 20))
+    except (tarfile.ReadError, OSError):
         return False
 
 

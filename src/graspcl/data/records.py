@@ -11,6 +11,7 @@ from graspcl.errors import GraspError
 from graspcl.limits import limit, variable
 
 Wanted = Sequence[tuple[str, str]]  # columns to read, each with the option that sets it: ("--data.text", "text")
+_SHOWN = 200  # columns that a message names, and characters of each
 
 
 class Record(NamedTuple):
@@ -34,7 +35,8 @@ def check_columns(where: str, columns: Sequence[str], wanted: Wanted) -> None:
         raise GraspError(f"{where}: text and label must be two different columns, got {names[0]!r} for both")
     if missing := {option: name for option, name in wanted if name not in columns}:
         # Names may have any encoding, but an error must always be printable.
-        shown = [column.encode(errors="backslashreplace").decode() for column in columns]
+        shown = [column[:_SHOWN].encode(errors="backslashreplace").decode() for column in columns[:_SHOWN]]
+        more = f" and {len(columns) - _SHOWN:,} more" if len(columns) > _SHOWN else ""
         folded = {column.casefold(): column for column in shown}
         # The cutoff keeps 'text' and 'intent' apart.
         close = [get_close_matches(name.casefold(), folded, n=1, cutoff=0.75) for name in missing.values()]
@@ -44,7 +46,7 @@ def check_columns(where: str, columns: Sequence[str], wanted: Wanted) -> None:
         arguments = ", ".join(f"{re.split('[.-]', option)[-1]}=" for option in missing)
         raise GraspError(
             f"{where} has no column {' and no column '.join(map(repr, missing.values()))}; "
-            f"its columns are {', '.join(shown)}; {hint} a column with {options} (in Python: {arguments})"
+            f"its columns are {', '.join(shown)}{more}; {hint} a column with {options} (in Python: {arguments})"
         )
     for name in names:
         if (number := list(columns).count(name)) > 1:

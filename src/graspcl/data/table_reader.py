@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, count
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +30,7 @@ from graspcl.limits import TEXT, beyond, limit, unpacks_too_far
 
 _LONG = 20_000  # characters; longer texts are reported
 _MANY = 10_000  # problems of a table that are listed; the others are counted
+_FIRST = 10_000  # rows of a JSONL file, one of which has to have each wanted column
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -101,11 +102,11 @@ def read_column(path: Path, text: str) -> Iterator[Field]:
     """Read one column of a table, or the lines of any file that ends in .txt, row by row.
 
     Raises:
-        GraspError: at once, if the file cannot be read or has no such column. For JSONL, after its last row.
+        GraspError: at once, if the file cannot be read or has no such column.
     """
     reader = {".txt": _read_lines, **READERS}.get(path.suffix.lower(), _read_jsonl)
     with closing(_read(path, reader, [("--text", text)])) as records:
-        next(records, None)
+        next(islice(records, _FIRST if reader is _read_jsonl else 0, None), None)
     return map(_as_field, _read(path, reader, [("--text", text)]))
 
 
@@ -121,9 +122,11 @@ def column_names(path: Path) -> list[str]:
     if kind == ".parquet":
         parquet = require("pyarrow.parquet", "text")
         try:
-            return list(parquet.read_schema(path).names)
+            with open_regular(path) as content:  # pyarrow would wait for a pipe
+                return list(parquet.read_schema(content).names)
         except (OSError, ValueError) as error:  # pyarrow's errors are subclasses of these
-            raise GraspError(f"{path} cannot be read as a Parquet file: {' '.join(str(error).split())}") from error
+            reason = " ".join(str(getattr(error, "strerror", None) or error).split())
+            raise GraspError(f"{path} cannot be read as a Parquet file: {reason}") from error
     try:
         with open_regular(path) as content:
             file = io.TextIOWrapper(content, "utf-8-sig", "backslashreplace", newline="")
@@ -133,7 +136,8 @@ def column_names(path: Path) -> list[str]:
                 return [name.strip() for name in next(csv.reader(chain([first], file), delimiter=delimiter))]
         record = json.loads(first) if first else None
     except (OSError, ValueError, RecursionError, csv.Error, StopIteration) as error:
-        raise GraspError(f"the columns of {path} cannot be read: {error}") from error
+        reason = str(getattr(error, "strerror", None) or error)
+        raise GraspError(f"the columns of {path} cannot be read: {reason}") from error
     if not isinstance(record, dict):
         found = f"row 1: {reprlib.repr(record)} is not an object with columns" if first else "is empty"
         raise GraspError(f"{path} {found}")
@@ -172,7 +176,8 @@ def _read_lines(path: Path, wanted: Wanted) -> Iterator[Record]:
 
 
 def _read_jsonl(path: Path, wanted: Wanted) -> Iterator[Record]:
-    columns: dict[str, None] = {}  # in the order in which they occur
+    columns: dict[str, None] = {}  # of the first objects, in the order in which they occur
+    objects = 0
     with open(path, "rb") as file:
         for row, line in enumerate(bounded_lines(file, limit("row")), start=1):
             if line is None:
@@ -193,11 +198,15 @@ def _read_jsonl(path: Path, wanted: Wanted) -> Iterator[Record]:
                 if not isinstance(record, dict):
                     yield Record(row, fault=f"{reprlib.repr(record)} is not an object with columns")
                     continue
-                columns.update(dict.fromkeys(record))
+                objects += 1
+                if objects <= _FIRST:
+                    columns.update(dict.fromkeys(record))
+                if objects == _FIRST:
+                    check_columns(str(path), list(columns), wanted)
                 values = tuple(record.get(name) for _, name in wanted)
                 twice = [name for _, name in wanted if record.get(name) is _TWICE]
                 yield Record(row, fault=f"it has {twice[0]!r} twice") if twice else Record(row, values)
-    if columns:
+    if columns and objects < _FIRST:
         check_columns(str(path), list(columns), wanted)
 
 

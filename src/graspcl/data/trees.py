@@ -15,11 +15,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 from graspcl.errors import GraspError
 from graspcl.files import open_regular, read_regular, walk
 from graspcl.limits import beyond, unpacks_too_far
+
+_HEADERS = 1 << 14  # bytes of the headers of one member of a tar file; a name has a few hundred
 
 
 class Tree(ABC):
@@ -240,6 +242,48 @@ class TarTree(Tree):
         return part
 
 
+class _Headers:
+    """A tar file of which only headers are read, at most `left` bytes before that is set again.
+
+    A header says how long it is and how many follow, and tarfile may take the square of that as time.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.seek, self.tell, self._read, self.left = file.seek, file.tell, file.read, _HEADERS
+
+    def read(self, size: int) -> bytes:
+        self.left -= size
+        if size < 0 or self.left < 0:
+            raise tarfile.ReadError(f"headers of more than {_HEADERS:,} bytes")
+        return self._read(size)
+
+
+def tar_members(file: Path) -> Iterator[tarfile.TarInfo]:
+    """Yield the members of a tar file, in order.
+
+    Raises:
+        OSError: it cannot be opened.
+        tarfile.ReadError: it is no tar file, or is damaged from here on.
+    """
+    with open_regular(file) as opened:
+        try:
+            headers = _Headers(opened)
+            with tarfile.open(fileobj=cast("IO[bytes]", headers), mode="r:") as archive:
+                while (member := archive.next()) is not None:
+                    archive.members = []  # type: ignore[attr-defined]  # else they all stay in memory
+                    headers.left = _HEADERS
+                    if member.size < 0 or archive.offset <= member.offset:  # it would be read again and again
+                        raise tarfile.ReadError("a size below zero")
+                    yield member
+                opened.seek(archive.offset)
+                if opened.read(tarfile.BLOCKSIZE).strip(b"\0"):
+                    raise tarfile.ReadError("invalid header")
+        except (OSError, tarfile.ReadError):
+            raise
+        except Exception as error:  # damaged headers raise errors of many kinds
+            raise tarfile.ReadError(str(error) or type(error).__name__) from error
+
+
 def list_tar(file: Path) -> tuple[dict[str, tuple[int, int]], list[str]]:
     """Return place and size of each member of a tar file by name, folders as names that end in a slash.
 
@@ -247,27 +291,19 @@ def list_tar(file: Path) -> tuple[dict[str, tuple[int, int]], list[str]]:
     """
     places, problems = dict[str, tuple[int, int]](), list[str]()
     try:
-        with open_regular(file) as opened, tarfile.open(fileobj=opened, mode="r:") as archive:
-            try:
-                while (member := archive.next()) is not None:
-                    archive.members = []  # type: ignore[attr-defined]  # else they all stay in memory
-                    name = posixpath.normpath(member.name).lstrip("/")
-                    if member.isdir():
-                        places[f"{name}/" if name != "." else ""] = (0, 0)
-                    elif member.isreg() and not member.issparse():
-                        places[name] = (member.offset_data, member.size)
-                    else:
-                        problems.append(f"{file}, member {name} is left out: it is no regular file")
-            except tarfile.TarError as error:
-                problems.append(f"{file} is damaged, and what follows its {len(places):,} members is left out: {error}")
+        for member in tar_members(file):
+            name = posixpath.normpath(member.name).lstrip("/")
+            if member.isdir():
+                places[f"{name}/" if name != "." else ""] = (0, 0)
+            elif member.isreg() and not member.issparse():
+                places[name] = (member.offset_data, member.size)
             else:
-                opened.seek(archive.offset)
-                if opened.read(tarfile.BLOCKSIZE).strip(b"\0"):
-                    what = "what follows is left out: invalid header"
-                    problems.append(f"{file} is damaged after {len(places):,} members, and {what}")
-    except (tarfile.TarError, OSError) as error:
+                problems.append(f"{file}, member {name} is left out: it is no regular file")
+    except (tarfile.ReadError, OSError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise GraspError(f"{file} cannot be read as a tar file: {reason}") from error
+        if isinstance(error, OSError) or not (places or problems):
+            raise GraspError(f"{file} cannot be read as a tar file: {reason}") from error
+        problems.append(f"{file} is damaged after {len(places):,} members, and what follows is left out: {reason}")
     return places, problems
 
 
