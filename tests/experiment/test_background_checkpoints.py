@@ -15,7 +15,7 @@ from graspcl.experiment import runner
 from graspcl.experiment.checkpoints import Background, Segments, Stored
 from graspcl.experiment.folder import RunFolder
 from graspcl.settings import change
-from graspcl.state import pack_state
+from graspcl.state import copied, pack_state
 
 
 def stored(births) -> Stored:
@@ -263,3 +263,23 @@ def test_a_run_changes_its_buffer_only_after_its_codes_were_read(tmp_path, monke
     config = change(settings(make_photos(tmp_path / "photos")), {"checkpoint.seconds": 1e-9, "buffer.capacity": 12})
     runner.run(config, tmp_path / "run")
     assert len(written) > 6 and all(written)
+
+
+def test_a_checkpoint_copies_weights_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("GRASPCL_CACHE", str(tmp_path / "cache"))
+    learners, live = [], []
+
+    class Noted(runner._RunLoop):
+        def _save(self, *given, **named):
+            learners.append(self.learner)
+            super()._save(*given, **named)
+
+    def copy(state):
+        own = {value.data_ptr() for value in learners[-1].network.parameters()}
+        live.append(own <= {value.data_ptr() for value in state["learner"]["network"].values()})
+        return copied(state)
+
+    monkeypatch.setattr(runner, "_RunLoop", Noted)
+    monkeypatch.setattr(runner, "copied", copy)
+    runner.run(settings(make_photos(tmp_path / "photos")), tmp_path / "run")
+    assert live and all(live)  # what is copied is no copy

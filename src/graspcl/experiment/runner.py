@@ -175,7 +175,7 @@ class _RunLoop:
 
         def session_state() -> dict[str, Any]:
             return {
-                "about": about, "rehearsal": rehearsal.state_dict(), "drift": meter.curves, "distances": distances,
+                "about": about, "rehearsal": rehearsal.state_dict(copy=False), "drift": meter.curves, "distances": distances,
                 "patience": progress if self.held_out is None else self.held_out.progress,
                 "best": {} if self.held_out is None else self.held_out.best,
             }  # fmt: skip
@@ -363,7 +363,7 @@ class _RunLoop:
         without = "codes" if apart or isinstance(buffer, ShardedBuffer) else ""
         state = {
             "start": self.prepared.key, "stream": self.stream.state_dict(),
-            "learner": {**learner.knowledge(), "buffer": saved_state(buffer, without, copy=False)}, **shards,
+            "learner": {**learner.knowledge(copy=False), "buffer": saved_state(buffer, without, copy=False)}, **shards,
             "held": None if self.held_out is None else self.held_out.state_dict(),
             "records": self.records, "predictions": np.stack(self.predictions), "drift": self.drift,
             "joules": self._energy.joules(), "seconds": self.seconds + time.perf_counter() - self._started,
