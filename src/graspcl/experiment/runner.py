@@ -175,8 +175,8 @@ class _RunLoop:
 
         def session_state() -> dict[str, Any]:
             return {
-                "about": about, "rehearsal": rehearsal.state_dict(copy=False), "drift": meter.curves, "distances": distances,
-                "patience": progress if self.held_out is None else self.held_out.progress,
+                "about": about, "rehearsal": rehearsal.state_dict(copy=False), "drift": meter.curves,
+                "distances": distances, "patience": progress if self.held_out is None else self.held_out.progress,
                 "best": {} if self.held_out is None else self.held_out.best,
             }  # fmt: skip
 
@@ -286,7 +286,7 @@ class _RunLoop:
 
     def _restore(self, base: Path) -> dict[str, Any] | None:
         """Load the last checkpoint, or go to the start of the stream; return the session that was interrupted."""
-        state = self.folder.load_checkpoint(self.progress.note, self.ranks)
+        state = self.folder.load_checkpoint(self.progress.note, self.ranks, lambda ids: self.prepared.codes[ids])
         if self.ranks is not None:
             found = text_digest(None if state is None else [state["records"], state["seconds"]])
             self.ranks.agree({"the checkpoint they find": found}, f"all must see the folder {self.folder.path}")
