@@ -116,8 +116,8 @@ class ShardedSession(SharedSession):
         nearest, farthest = np.full(groups.number, np.inf), np.full(groups.number, -np.inf)
         np.minimum.at(nearest, k, d)
         np.maximum.at(farthest, k, d)
-        extremes = torch.from_numpy(np.stack([-nearest, farthest]))
-        extremes = ranks.maximum(extremes, "candidates").numpy() * [[-1], [1]]
+        both = torch.from_numpy(np.stack([-nearest, farthest]))
+        extremes = ranks.maximum(both, "candidates").numpy() * [[-1], [1]]
         # The earliest arrivals of each class, sorted by the rank that owns it.
         sent = earliest(keys[0], self._buffer.births, slots, d, k, draws, eps)
         sent = sent[np.argsort(k[sent] % ranks.world, kind="stable")]
