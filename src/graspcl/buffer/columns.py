@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Mapping
@@ -112,15 +113,11 @@ class Storage(dict[str, Array]):
 
         A copy would need the memory twice. It is made if there are views of the column, which must not change.
         """
-        column, self[name] = self[name], np.empty(0)  # numpy resizes only what nothing else refers to
-        try:
-            if self.folder is None and type(column) is np.ndarray:
-                column.resize((rows, *column.shape[1:]))
-        except (ValueError, MemoryError):
-            pass
-        finally:
-            self[name] = column
-        return len(column) == rows
+        if self.folder is None and type(self[name]) is np.ndarray:
+            shape = rows, *self[name].shape[1:]
+            with contextlib.suppress(ValueError, MemoryError):
+                self[name].resize(shape)  # numpy refuses if anything but this dictionary refers to the array
+        return len(self[name]) == rows
 
     def flush(self) -> None:
         """Write mapped columns to the disk."""

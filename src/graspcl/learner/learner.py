@@ -304,7 +304,7 @@ class Learner:
         return {**self.knowledge(), "buffer": self.buffer.state_dict()}
 
     def knowledge(self, copy: bool = True) -> dict[str, Any]:
-        """Return the state without the buffer: what training changes. Without `copy`, it is valid until that."""
+        """Return the state without the buffer. If it is not a `copy`, it is valid until training continues."""
         state = {
             "network": self.network.state_dict(),
             "classes": list(self.classes),

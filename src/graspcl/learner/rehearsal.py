@@ -235,7 +235,7 @@ class Rehearsal:
     def state_dict(self, copy: bool = True) -> dict[str, Any]:
         """Return what the learner's own state does not contain of a running session.
 
-        Without `copy`, it is valid until the next step.
+        If it is not a `copy`, it is valid until the next step.
         """
         state = {
             "budget": asdict(self.budget),
