@@ -97,7 +97,7 @@ def test_selection_from_shards_is_that_of_one_process(monkeypatch, tmp_path):
     monkeypatch.setattr("graspcl.distributed.race._CHUNK", 7)
     monkeypatch.setattr(scale, "_KEYS", race_keys(np.random.default_rng(0)))
     shards = [scale._shard(tmp_path, 601, 4, one) for one in range(2)]
-    births, d, k = (np.concatenate([shard[part] for shard in shards]) for part in range(3))
+    births, _, d, k = (np.concatenate([shard[part] for shard in shards]) for part in range(4))
     expected = grasp_draws(d, group_by_class(k), 6, np.random.default_rng(0), 1e-7, births)
     assert scale.select(shards, 4, 601).tolist() == births[expected].tolist()
 

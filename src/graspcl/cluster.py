@@ -40,7 +40,7 @@ class RayWorkers(Executor):
         address: the cluster, such as "auto", "10.0.0.1:6379" or "ray://10.0.0.1:10001". None: that of $RAY_ADDRESS or
             of this machine; if there is none, one is started here until the end.
         cpus: cores that a task takes; it computes with as many threads.
-        gpus: GPUs that a task takes, or a share of one.
+        gpus: GPUs that a task takes, a share of one or whole ones.
         retries: how often a task starts again after its process or node died.
         plugins: files with parts of your own, which each process loads.
     """
@@ -51,12 +51,13 @@ class RayWorkers(Executor):
     ) -> None:  # fmt: skip
         from graspcl.cache import cache_folder
 
+        if gpus > 1 and gpus != int(gpus):
+            raise GraspError(f"--gpus must be a share of one GPU, such as 0.5, or a whole number, got {gpus:g}")
         self._ray: Any = require("ray", "ray")
         self._retries, self._pending = retries, dict[Future[Any], Any]()
         machine.prepare()
         self._connect(address)
-        if address is None:
-            self._refuse({"--cpus": ("CPU", cpus), "--gpus": ("GPU", gpus)})
+        self._refuse(cpus, gpus)
         shared, mark = [*folders, cache_folder()], f".seen-{uuid.uuid4().hex}"
         marks = tuple(os.path.abspath(folder / mark) for folder in shared)
         kept = {name: value for name, value in os.environ.items() if name.startswith("GRASPCL_")}
@@ -80,15 +81,15 @@ class RayWorkers(Executor):
             with contextlib.suppress(ValueError):  # not in the main thread, where Ray sets no handler either
                 signal.signal(signal.SIGTERM, before)
 
-    def _refuse(self, wanted: dict[str, tuple[str, float]]) -> None:
+    def _refuse(self, cpus: float, gpus: float) -> None:
         """Refuse resources that no node has: tasks would wait for them for ever."""
-        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        for option, (name, number) in wanted.items():
-            if number > (most := max((node.get(name, 0) for node in nodes), default=0)):
-                self.shutdown()
-                raise GraspError(
-                    f"{option} {number:g}: no node of the Ray cluster has as many; the largest has {most:g}"
-                )
+        alive = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        nodes = {(node.get("CPU", 0), node.get("GPU", 0)) for node in alive}
+        if not any(cpus <= own_cpus and gpus <= own_gpus for own_cpus, own_gpus in nodes):
+            self.shutdown()
+            there = " or ".join(f"{own_cpus:g} CPUs and {own_gpus:g} GPUs" for own_cpus, own_gpus in sorted(nodes))
+            hint = f"lower --cpus and --gpus, or add a node first. Nodes have {there}"
+            raise GraspError(f"no node of the Ray cluster has what a run takes: {hint}, got {cpus:g} and {gpus:g}")
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         for mark in self._home.marks:

@@ -107,7 +107,8 @@ def copied(state: Any) -> Any:
     if isinstance(state, dict):
         return {key: copied(value) for key, value in state.items()}
     if isinstance(state, (list, tuple)):
-        return [copied(value) for value in state]
+        values = [copied(value) for value in state]
+        return values if isinstance(state, list) else tuple(values)
     if isinstance(state, torch.Tensor):
         return state.detach().clone()
     return state.copy() if isinstance(state, np.ndarray) else state

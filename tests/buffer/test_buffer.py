@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -283,3 +284,28 @@ def test_an_empty_buffer_has_a_state_too() -> None:
     for buffer in (empty, other):
         fill(buffer, generator(7, "stream"), 5)
     assert_same(empty.state_dict(), other.state_dict())
+
+
+def test_an_unbounded_buffer_grows_without_a_copy_of_its_codes():
+    buffer, codes = Buffer(), (np.arange(1 << 20) % 251).astype(np.uint8).reshape(1024, 1024)
+    Buffer().insert_codes(codes, np.zeros(1024, int))  # loads compiled code
+    tracemalloc.start()
+    try:
+        most = 0
+        for _ in range(12):
+            tracemalloc.reset_peak()
+            buffer.insert_codes(codes, np.zeros(1024, int))
+            most = max(most, tracemalloc.get_traced_memory()[1] - len(buffer) * 1024)
+    finally:
+        tracemalloc.stop()
+    assert most < 3 * codes.nbytes  # a copy would be eleven times as large as a batch
+    assert np.array_equal(buffer["codes"], np.tile(codes, (12, 1)))
+
+
+def test_a_view_stays_as_it_is_when_its_column_grows():
+    buffer = Buffer()
+    buffer.insert_codes(np.full((4, 2), 7, np.uint8), [0, 1, 2, 3])
+    labels, codes = buffer.labels, buffer["codes"]
+    buffer.insert_codes(np.full((200, 2), 9, np.uint8), np.full(200, 5))
+    assert labels.tolist() == [0, 1, 2, 3] and codes.tolist() == [[7, 7]] * 4
+    assert buffer.labels[:5].tolist() == [0, 1, 2, 3, 5] and buffer["codes"][3:5].tolist() == [[7, 7], [9, 9]]

@@ -129,6 +129,7 @@ def test_a_sweep_with_a_plugin_and_failures(graspcl, tmp_path):
         (["pretrain", "groceries"], "base.stages is empty, so nothing is trained"),
         (["sweep", "groceries", "--cpus", "2"], "--cpus needs --engine ray"),
         (["sweep", "groceries", "--engine", "ray", "--workers", "2"], "--workers is for --engine local"),
+        (["sweep", "groceries", "--engine", "ray", "--gpus", "1.5"], "--gpus must be a share of one GPU, such as 0.5"),
         (["encode", "nowhere"], "--data nowhere: there is no such folder or file"),
         (["encode", "nowhere", "--data", "here"], "the data are given twice: remove --data"),
     ],

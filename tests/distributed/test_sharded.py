@@ -87,3 +87,8 @@ def test_what_is_sent_follows_the_formula(worlds):
         assert sent["plans"] == 8 * 27  # one rank owns 2 of 3 classes, and the other gives as many rows
         assert sent["codes"] <= 5 * 10 * 8 * 4  # at most if one rank holds a whole mini-batch
         assert sent["candidates"] <= 2 * 8 * 3 + 16 * 36 + 16
+
+
+def test_the_race_takes_little_memory(worlds):
+    """Slots, distances and classes: 20 bytes per sample, and 8 more while classes are found."""
+    assert max(result["bytes"] for result in worlds.run(2, "race_memory")) < 30

@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import traceback
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import torch
 
 from graspcl import Budget, Buffer
 from graspcl.buffer import rules
-from graspcl.distributed import Ranks, distributed, joined
+from graspcl.distributed import Ranks, distributed, joined, race
 from graspcl.distributed.shards import ShardedCodes
 from graspcl.learner import Learner, Optimiser, column_shapes, learners
 from graspcl.model import vector_network
@@ -119,6 +120,22 @@ def first_session(ranks: Ranks, case: dict[str, Any]) -> dict[str, Any]:
     learner.rehearse(BUDGET)
     parameters = sum(value.numel() for _, value in learner.network.plastic_parameters())
     return {"sent": dict(ranks.sent), "classes": len(learner.classes), "parameters": parameters}
+
+
+def race_memory(ranks: Ranks) -> dict[str, Any]:
+    """Bytes at the peak of GRASP's race, per sample that a rank holds, with its slots and distances."""
+    case = {"capacity": None, "drawn": {"draws": "by_sample"}}
+    learner, number = distributed(make_learner(case), ranks, "ranks"), 20_000
+    labels = np.arange(number) % CLASSES
+    learner.buffer.insert(torch.randn(number, DIM, generator=torch.Generator().manual_seed(4)), labels)
+    given = learner.buffer, BUDGET, learner.rng, learner.network
+    session = learner.open_session(*given, chunk=number, needs=learner.policy.needs)
+    race._CHUNK = 256
+    held = sum(values.nbytes for values in session._own_distances)
+    session.race(1e-7)  # loads what it needs
+    tracemalloc.start()
+    session.race(1e-7)
+    return {"bytes": (held + tracemalloc.get_traced_memory()[1]) / len(session._own_distances[0])}
 
 
 def observe_apart(ranks: Ranks) -> dict[str, Any]:

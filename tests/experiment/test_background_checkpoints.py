@@ -6,7 +6,7 @@ from threading import Event
 
 import numpy as np
 import pytest
-from killing import make_photos
+from killing import differences, make_photos
 from test_robustness import settings
 from xxhash import xxh3_128
 
@@ -15,7 +15,7 @@ from graspcl.experiment import runner
 from graspcl.experiment.checkpoints import Background, Segments, Stored
 from graspcl.experiment.folder import RunFolder
 from graspcl.settings import change
-from graspcl.state import pack_state
+from graspcl.state import copied, pack_state
 
 
 def stored(births) -> Stored:
@@ -263,3 +263,48 @@ def test_a_run_changes_its_buffer_only_after_its_codes_were_read(tmp_path, monke
     config = change(settings(make_photos(tmp_path / "photos")), {"checkpoint.seconds": 1e-9, "buffer.capacity": 12})
     runner.run(config, tmp_path / "run")
     assert len(written) > 6 and all(written)
+
+
+def test_a_checkpoint_copies_weights_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("GRASPCL_CACHE", str(tmp_path / "cache"))
+    learners, live = [], []
+
+    class Noted(runner._RunLoop):
+        def _save(self, *given, **named):
+            learners.append(self.learner)
+            super()._save(*given, **named)
+
+    def copy(state):
+        own = {value.data_ptr() for value in learners[-1].network.parameters()}
+        live.append(own <= {value.data_ptr() for value in state["learner"]["network"].values()})
+        return copied(state)
+
+    monkeypatch.setattr(runner, "_RunLoop", Noted)
+    monkeypatch.setattr(runner, "copied", copy)
+    runner.run(settings(make_photos(tmp_path / "photos")), tmp_path / "run")
+    assert live and all(live)  # what is copied is no copy
+
+
+def test_codes_of_damaged_segments_are_taken_from_the_prepared_data(small, tmp_path, monkeypatch, notes):
+    config = change(small, {"budget.updates": 3, "checkpoint.seconds": 0})
+    number, save = iter(range(100)), RunFolder.save_checkpoint
+    runner.run(config, tmp_path / "straight")
+
+    def saved(*given):
+        save(*given)
+        if next(number) == 5:  # in the second session
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(RunFolder, "save_checkpoint", saved)
+        runner.run(config, tmp_path / "run")
+    place = RunFolder(tmp_path / "run")
+    for path in segments(place):
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+    said: list[str] = []
+    assert place.load_checkpoint(said.append) is None and len(said) == 2  # both checkpoints name a damaged one
+    runner.run(config, tmp_path / "run", notes)
+    assert "its codes are taken from the prepared data" in notes and "from a checkpoint (session 2, update 2" in notes
+    assert differences(tmp_path / "run", tmp_path / "straight") == []

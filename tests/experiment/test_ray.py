@@ -112,6 +112,16 @@ def test_errors_and_deaths_are_told(cluster, configs):
         task = workers._task.remote(ray.cloudpickle.dumps((os.getcwd, (), {})), workers._home)
         with pytest.raises(Exception, match=r"does not see .*runs; all nodes must share"):
             ray.get(task)
-    with pytest.raises(GraspError, match="--cpus 64: no node of the Ray cluster has as many"):
-        RayWorkers([Path("runs")], cpus=64)
     cluster.remove_node(node)
+
+
+def test_what_no_node_has_is_refused(cluster):
+    wide = cluster.add_node(**{**NODE, "num_cpus": 2}, node_ip_address="127.0.0.2")
+    deep = cluster.add_node(**NODE, num_gpus=2, node_ip_address="127.0.0.2")
+    there = "0 CPUs and 0 GPUs or 1 CPUs and 2 GPUs or 2 CPUs and 0 GPUs"
+    for cpus, gpus in ((64, 0), (2, 2)):
+        for address in (None, "auto"):
+            with pytest.raises(GraspError, match=f"Nodes have {there}, got {cpus} and {gpus}"):
+                RayWorkers([Path("runs")], address, cpus, gpus)
+    cluster.remove_node(wide)
+    cluster.remove_node(deep)

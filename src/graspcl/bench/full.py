@@ -226,6 +226,6 @@ def make_learner(capacity: str | None) -> Learner:
 
 def _state(learner: Learner) -> tuple[dict[str, Any], Stored]:
     """Return a checkpoint as a run saves it."""
-    known = {**learner.knowledge(), "buffer": saved_state(learner.buffer, "codes", copy=False)}
+    known = {**learner.knowledge(copy=False), "buffer": saved_state(learner.buffer, "codes", copy=False)}
     state = copied({"stream": {}, "learner": known})
     return state, Stored(state["learner"]["buffer"]["columns"]["births"], learner.buffer["codes"])

@@ -26,8 +26,8 @@ _BYTES, _RATIO = 40, 1.3  # per sample at the peak; cost per sample of the large
 def run(samples: int = 100_000_000, small: int = 1_000_000, classes: int = 10_000) -> Iterator[Bar]:
     """Yield the seconds of GRASP's draws from `small` and from `samples` samples, and the memory of the latter.
 
-    A hundredth of the samples is drawn, and at least one of each class. Births, classes and distances of a shard are
-    memory-mapped. They count as memory, too.
+    A hundredth of the samples is drawn, and at least one of each class. Births, slots, classes and distances of a shard
+    are memory-mapped. They count as memory, too.
     """
     with tempfile.TemporaryDirectory() as folder:
         spent = {}  # CPU seconds of both cores, which other programs do not change
@@ -47,8 +47,8 @@ def run(samples: int = 100_000_000, small: int = 1_000_000, classes: int = 10_00
     yield Bar.of("scale", f"bytes per sample at the peak, {samples:,} samples", [memory / samples], _BYTES)
 
 
-def select(shards: list[tuple[Array, Array, Array]], classes: int, samples: int) -> Array:
-    """Return the births of the samples that GRASP draws from shards of births, distances and classes."""
+def select(shards: list[tuple[Array, ...]], classes: int, samples: int) -> Array:
+    """Return the births of the samples that GRASP draws from shards of births, slots, distances and classes."""
     draws = draws_per_class(classes, max(classes, samples // 100))
     with ThreadPoolExecutor(_SHARDS) as pool:
         found = list(pool.map(lambda shard: _candidates(shard, draws), shards))
@@ -61,30 +61,31 @@ def select(shards: list[tuple[Array, Array, Array]], classes: int, samples: int)
     return round_robin(births[np.concatenate(drawn)], classes)
 
 
-def _candidates(shard: tuple[Array, Array, Array], draws: Array) -> tuple[Array, ...]:
+def _candidates(shard: tuple[Array, ...], draws: Array) -> tuple[Array, ...]:
     """Return births, distances and classes of the samples that can be drawn, and the extreme distances by class."""
-    births, d, k = shard
-    rows = earliest(_KEYS[0], births, d, k, draws, _EPS)
+    births, slots, d, k = shard
+    rows = earliest(_KEYS[0], births, slots, d, k, draws, _EPS)
     nearest, farthest = np.full(len(draws), np.inf), np.full(len(draws), -np.inf)
     np.minimum.at(nearest, k, d)
     np.maximum.at(farthest, k, d)
     return births[rows], d[rows], k[rows], nearest, farthest
 
 
-def _shard(folder: Path, samples: int, classes: int, shard: int) -> tuple[Array, Array, Array]:
-    """Return births, distances and classes of a shard's samples; classes take turns."""
+def _shard(folder: Path, samples: int, classes: int, shard: int) -> tuple[Array, ...]:
+    """Return births, slots, distances and classes of a shard's samples; classes take turns."""
     number, rng = len(range(shard, samples, _SHARDS)), np.random.default_rng(shard)
-    kinds = (("births", np.int64), ("distances", np.float64), ("classes", np.int32))
-    births, distances, of = (
+    kinds = (("births", np.int64), ("slots", np.int64), ("distances", np.float64), ("classes", np.int32))
+    births, slots, distances, of = (
         np.lib.format.open_memmap(folder / f"{name}-{samples}-{shard}.npy", "w+", np.dtype(kind), (number,))
         for name, kind in kinds
     )
     for begin in range(0, number, 1 << 20):
         part = slice(begin, begin + (1 << 20))
-        births[part] = shard + _SHARDS * np.arange(begin, min(part.stop, number))
+        slots[part] = np.arange(begin, min(part.stop, number))
+        births[part] = shard + _SHARDS * slots[part]
         rng.random(out=distances[part])
         of[part] = births[part] // _SHARDS % classes
-    return births, distances, of
+    return births, slots, distances, of
 
 
 def peak_bytes(reset: bool = False) -> int:

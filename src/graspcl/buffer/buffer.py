@@ -252,8 +252,7 @@ class Buffer(Guarded, Views):
     ) -> Placed:
         """As `insert`, for a batch that is already encoded (`encode`)."""
         labels = label_array(labels)
-        stored = None if self._shape is None else self["codes"]
-        codes = code_array(codes, len(labels), stored, self._ragged)
+        codes = code_array(codes, len(labels), None if self._shape is None else self["codes"], self._ragged)
         births = self.seen + np.arange(len(labels))
         ids = births if ids is None else integer_array(ids, "ids")
         if len(ids) != len(labels):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Mapping
@@ -82,17 +83,21 @@ class Storage(dict[str, Array]):
         return sum(column.dtype.itemsize * math.prod(column.shape[1:]) for column in self.values())
 
     def reserve(self, rows: int, exactly: bool = False, most: int | None = None) -> None:
-        """Make room for `rows` rows; unless `exactly`, for half as many again, so that growth is amortised.
+        """Make room for `rows` rows; unless `exactly`, for more in advance, so that growth is amortised.
 
-        More than `most` rows are never made in advance.
+        Files are copied when they grow, and grow by half. Columns in memory grow where they are, and by an eighth. More
+        than `most` rows are never made in advance.
         """
         if rows <= self.rows:
             return
-        ahead = max(self.rows + self.rows // 2, 64)
+        ahead = max(self.rows + self.rows // (8 if self.folder is None else 2), 64)
         rows = rows if exactly else max(rows, ahead if most is None else min(ahead, most))
         grown: dict[str, Array] = {}
         try:
-            for name, old in self.items():
+            for name in self:
+                if self._resized(name, rows):
+                    continue
+                old = self[name]
                 grown[name] = self._allocate(name, (rows, *old.shape[1:]), old.dtype)
                 grown[name][: len(old)] = old
         except GraspError:
@@ -102,6 +107,17 @@ class Storage(dict[str, Array]):
         for file in self._growing():
             os.replace(file, file.with_suffix(""))
         self.update(grown)
+
+    def _resized(self, name: str, rows: int) -> bool:
+        """Let a column in memory grow without a copy, and return whether it has grown.
+
+        A copy would need the memory twice. It is made if there are views of the column, which must not change.
+        """
+        if self.folder is None and type(self[name]) is np.ndarray:
+            shape = rows, *self[name].shape[1:]
+            with contextlib.suppress(ValueError, MemoryError):
+                self[name].resize(shape)  # numpy refuses if anything but this dictionary refers to the array
+        return len(self[name]) == rows
 
     def flush(self) -> None:
         """Write mapped columns to the disk."""

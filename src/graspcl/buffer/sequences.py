@@ -112,7 +112,7 @@ class Sequences:
         self._link_free(rows[rows > 0])
 
     def reserve(self, size: int, within: int | None = None) -> None:
-        """Make room for codes of `size` bytes, and in advance for half of the pool, up to `within` bytes in all."""
+        """Make room for codes of `size` bytes, and for some in advance, up to `within` bytes in all."""
         if (missing := size // self._each - self._free) > 0:
             old = self._pool.rows
             self._pool.reserve(old + missing, most=None if within is None else within // self._each)

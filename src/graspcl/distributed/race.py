@@ -10,14 +10,15 @@ from graspcl.policy.drawing import keyed_exponentials
 _CHUNK = 1 << 18  # samples whose arrivals are computed at a time
 
 
-def earliest(key: int, births: Array, d: Array, k: Array, draws: Array, eps: float) -> Array:
+def earliest(key: int, births: Array, slots: Array, d: Array, k: Array, draws: Array, eps: float) -> Array:
     """Return which samples of a shard can be drawn: of each class as many as it has draws, those that arrive first.
 
     Memory is needed for about twice as many samples as are returned, not for all arrivals.
 
     Args:
         key: of the race.
-        births: of the samples [n].
+        births: of the samples in all slots [N].
+        slots: of the shard's samples [n].
         d: their distances [n].
         k: their classes [n], 0 … K-1.
         draws: of each class [K].
@@ -30,7 +31,7 @@ def earliest(key: int, births: Array, d: Array, k: Array, draws: Array, eps: flo
     found, times, waiting = [np.empty(0, np.int64)], [np.empty(0)], 0
     for begin in range(0, len(d), _CHUNK):
         part = slice(begin, begin + _CHUNK)
-        arrival = keyed_exponentials(key, births[part]) * (d[part] + eps)
+        arrival = keyed_exponentials(key, births[slots[part]]) * (d[part] + eps)
         early = np.flatnonzero(arrival <= limit[k[part]])
         found.append(begin + early)
         times.append(arrival[early])

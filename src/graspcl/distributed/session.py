@@ -83,15 +83,15 @@ class ShardedSession(SharedSession):
         slots = np.flatnonzero(self._buffer.holders(np.arange(len(self))) == self.ranks.rank)
         z = self._measure_own(slots)["embeddings"]
         self.costs.selection_forward += len(self) - len(slots)
-        k = torch.from_numpy(self._class_of(slots)).to(z.device)
+        k = torch.from_numpy(self._class_of(slots)).to(z.device, torch.int64)
         lengths, *sums = class_sums(z, k, self._groups.number)
         both = self.ranks.add(torch.cat([sums[0], sums[1][:, None]], dim=1), "prototypes")
         return slots, distances_to(both[:, :-1].contiguous(), both[:, -1], z, k, lengths).numpy(force=True)
 
     def _class_of(self, slots: Array) -> Array:
-        """Return which of the sorted classes present, or other groups, the samples in `slots` [n] belong to."""
+        """Return which of the sorted classes present, or other groups, the samples in `slots` [n] belong to, int32."""
         first = self._groups.members[self._groups.offsets[:-1]]
-        return np.searchsorted(self._group_of[first], self._group_of[slots])
+        return np.searchsorted(self._group_of[first], self._group_of[slots]).astype(np.int32)
 
     @cached_property
     def _distances(self) -> Array:
@@ -113,12 +113,13 @@ class ShardedSession(SharedSession):
         slots, d = self._own_distances
         k = self._class_of(slots)
         # The extreme distances of each class.
-        extremes = np.full((2, groups.number), -np.inf)
-        np.maximum.at(extremes[0], k, -d)
-        np.maximum.at(extremes[1], k, d)
-        extremes = ranks.maximum(torch.from_numpy(extremes), "candidates").numpy() * [[-1], [1]]
+        nearest, farthest = np.full(groups.number, np.inf), np.full(groups.number, -np.inf)
+        np.minimum.at(nearest, k, d)
+        np.maximum.at(farthest, k, d)
+        both = torch.from_numpy(np.stack([-nearest, farthest]))
+        extremes = ranks.maximum(both, "candidates").numpy() * [[-1], [1]]
         # The earliest arrivals of each class, sorted by the rank that owns it.
-        sent = earliest(keys[0], self._buffer.births[slots], d, k, draws, eps)
+        sent = earliest(keys[0], self._buffer.births, slots, d, k, draws, eps)
         sent = sent[np.argsort(k[sent] % ranks.world, kind="stable")]
         rows = torch.from_numpy(np.column_stack([slots[sent], d[sent]]).astype(np.float64))
         counts = np.bincount(k[sent] % ranks.world, minlength=ranks.world).tolist()

@@ -33,8 +33,8 @@ class ShardedCodes:
     def __init__(self, ranks: Ranks, shape: tuple[int, ...], dtype: Any) -> None:
         self.ranks, self.shape, self.dtype = ranks, shape, np.dtype(dtype)
         self.holders = np.full(shape[0], _NOBODY, np.int16)  # the rank that holds the sample in each slot
-        self._places = np.zeros(shape[0], np.int64)  # its row in `_rows`, if this rank holds it
-        self._rows = np.empty((0, *shape[1:]), dtype)
+        self._places = np.zeros(shape[0], np.int64)  # its row in `_own`, if this rank holds it
+        self._own = Storage(columns={"codes": np.empty((0, *shape[1:]), dtype)})
         self._free = np.empty(0, np.int64)  # unused rows
         self._levels = np.zeros(ranks.world, np.int64)  # how many samples each rank holds
 
@@ -59,12 +59,12 @@ class ShardedCodes:
             self._levels += np.bincount(chosen, minlength=self.ranks.world)
             own = np.flatnonzero(self.holders[slots] == self.ranks.rank)
             self._places[slots[own]] = places = self._room(len(own))
-            self._rows[places] = values[own]
+            self._own["codes"][places] = values[own]
 
     def rows(self, slots: Array) -> Array:
         """Return the codes [m, …] of `slots` [m]. Every rank asks for the same; apart, a rank has those it holds."""
         holders = self.holders[slots]
-        own: Array = self._rows[self._places[slots[holders == self.ranks.rank]]]
+        own: Array = self._own["codes"][self._places[slots[holders == self.ranks.rank]]]
         if self.ranks.separate:
             return own
         order, counts = positions(holders, self.ranks.world)
@@ -75,11 +75,6 @@ class ShardedCodes:
         gathered = self.ranks.gather(flat, counts, "codes").numpy()
         found[order] = gathered.view(self.dtype).reshape(found.shape)
         return found
-
-    @property
-    def held(self) -> int:
-        """Number of rows that this rank has room for."""
-        return len(self._rows)
 
     def _release(self, slots: Array) -> None:
         holders = self.holders[slots]
@@ -95,10 +90,9 @@ class ShardedCodes:
     def _room(self, number: int) -> Array:
         """Return unused rows [number]; make more if there are too few."""
         if (missing := number - len(self._free)) > 0:
-            before, more = len(self._rows), max(missing, len(self._rows) // 4)
-            grown = np.empty((before + more, *self.shape[1:]), self.dtype)
-            grown[:before] = self._rows
-            self._rows, self._free = grown, np.append(self._free, np.arange(before, before + more))
+            before = self._own.rows
+            self._own.reserve(before + missing)
+            self._free = np.append(self._free, np.arange(before, self._own.rows))
         taken, self._free = self._free[:number], self._free[number:]
         return taken
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable
+from itertools import chain
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ import numpy as np
 
 from graspcl.checks import Array
 from graspcl.errors import GraspError
-from graspcl.objects import Objects, Positions, names_in, read_rows, reusable
+from graspcl.objects import Objects, names_in, read_rows, reusable
 
 _SEGMENT = 1 << 25  # bytes of codes in a segment, which are copied while it is written
 _DEAD = 0.5  # share of a segment that is no longer stored, above which its other samples are written again
@@ -43,10 +44,7 @@ class Segments:
         births, codes = stored
         names, missing = reusable(self._births, births, _DEAD)
         known = {name: self._births[name] for name in names}
-        rows = np.flatnonzero(missing)
-        each = max(1, _SEGMENT // max(1, math.prod(codes.shape[1:]) * codes.itemsize))
-        for begin in range(0, len(rows), each):
-            some = rows[begin : begin + each]
+        for some in _pieces(np.flatnonzero(missing), codes):
             known[self.objects.stage({"births": births[some], "codes": codes[some]})] = births[some]
         self._births = known
         return {"names": list(known), "shape": list(codes.shape), "dtype": codes.dtype.str}
@@ -69,32 +67,52 @@ class Segments:
         self.objects.clear()
         self._births = {}
 
-    def open(self, written: dict[str, Any], births: Array) -> SegmentedCodes:
-        """Verify what `write` returned, and return the codes of samples with these births [n]."""
-        # Copies, since the originals would keep the whole files mapped.
-        known = {name: np.array(self.objects.get(name)["births"]) for name in written["names"]}
-        positions, there = Positions(births), np.zeros(len(births), bool)
-        for own in known.values():
-            found = positions.of(own)
-            there[found[found >= 0]] = True
-        if not there.all():
-            raise GraspError(f"{self.objects.folder} lacks the codes of {int((~there).sum())} samples")
+    def open(
+        self, written: dict[str, Any], births: Array, again: Callable[[Array], Array] | None = None,
+        note: Callable[[str], None] = lambda said: None,
+    ) -> SegmentedCodes:  # fmt: skip
+        """Verify what `write` returned, and return the codes of samples with these births [n].
+
+        Args:
+            written: what `write` returned.
+            births: of the samples.
+            again: returns the codes [m, …] of the samples at positions [m], from another source. It is asked for what
+                is missing or damaged, which is an error otherwise.
+            note: called about each damaged segment.
+        """
+        known: dict[str, Array] = {}
+        for name in written["names"]:
+            try:
+                known[name] = np.array(self.objects.get(name)["births"])  # a copy, since a view keeps the file mapped
+            except GraspError as error:
+                if again is None:
+                    raise
+                note(f"{error}; its codes are taken from the prepared data")
+        _, lost = reusable(known, births, dead=1.0)
+        if again is None and lost.any():
+            raise GraspError(f"{self.objects.folder} lacks the codes of {int(lost.sum())} samples")
         self._births = known
-        return SegmentedCodes(self.objects, written, births)
+        return SegmentedCodes(self.objects, {**written, "names": [*known]}, births, np.flatnonzero(lost), again)
 
 
 class SegmentedCodes:
-    """Codes [n, …] in segments that are verified. They are read when they are used, one segment at a time."""
+    """Codes [n, …] in segments that are verified. They are read when they are used, one segment at a time.
 
-    def __init__(self, objects: Objects, written: dict[str, Any], births: Array) -> None:
+    The codes at positions `lost` [m] are in no segment, and come from `again`.
+    """
+
+    def __init__(self, objects: Objects, written: dict[str, Any], births: Array, lost: Array, again: Any) -> None:
         self._objects, self._names, self._births = objects, written["names"], births
+        self._lost, self._again = lost, again
         self.shape: tuple[int, ...] = tuple(written["shape"])
         self.dtype: np.dtype[Any] = np.dtype(written["dtype"])
 
     def read_into(self, codes: Array) -> None:
         """Read all codes into the first rows of an array."""
         states = (self._objects.get(name, verify=False) for name in self._names)
-        read_rows(((np.asarray(one["births"]), np.asarray(one["codes"])) for one in states), self._births, codes)
+        read = ((np.asarray(one["births"]), np.asarray(one["codes"])) for one in states)
+        fetched = ((self._births[some], np.asarray(self._again(some))) for some in _pieces(self._lost, codes))
+        read_rows(chain(read, fetched), self._births, codes)
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -109,6 +127,12 @@ class SegmentedCodes:
         codes = np.empty(self.shape, self.dtype)
         self.read_into(codes)
         return codes.astype(dtype or self.dtype, copy=False)
+
+
+def _pieces(rows: Array, codes: Array) -> list[Array]:
+    """Divide `rows` [m] of codes [n, …] so that each part has at most `_SEGMENT` bytes."""
+    each = max(1, _SEGMENT // max(1, math.prod(codes.shape[1:]) * codes.itemsize))
+    return [rows[begin : begin + each] for begin in range(0, len(rows), each)]
 
 
 def _header(state: Path) -> str:

@@ -191,8 +191,16 @@ class RunFolder:
         """Save what a rank holds of the buffer, for the checkpoint `number`, which is saved when all have done so."""
         save_state(self.path / "checkpoints" / f"{number:06d}.shard-{rank}-of-{world}.safetensors", shard)
 
-    def load_checkpoint(self, note: Callable[[str], None], ranks: Ranks | None = None) -> dict[str, Any] | None:
-        """Return the newest readable state; call `note` about damaged ones. Ranks use the newest that all can read."""
+    def load_checkpoint(
+        self, note: Callable[[str], None], ranks: Ranks | None = None, codes: Callable[[Array], Any] | None = None
+    ) -> dict[str, Any] | None:
+        """Return the newest readable state.
+
+        Args:
+            note: called about damaged files.
+            ranks: they use the newest state that all can read.
+            codes: returns the codes [m, …] of samples with given ids [m]; it replaces damaged segments.
+        """
         if self.writable:
             for folder in (self.path, self.path / "checkpoints", self.path / "plans", *self.path.glob("codes/*")):
                 drop_unfinished(folder)
@@ -203,7 +211,7 @@ class RunFolder:
         for path in reversed(found):
             state, fault = None, ""
             try:
-                state = self._read_checkpoint(path, note, ranks)
+                state = self._read_checkpoint(path, note, ranks, codes)
             except GraspError as error:
                 fault = str(error) if str(path) in str(error) else f"the checkpoint {path} cannot be used: {error}"
             if not (fault if ranks is None else ranks.any(bool(fault))[0]):
@@ -211,7 +219,9 @@ class RunFolder:
             note(f"{fault or f'another rank cannot read the checkpoint {path}'}; trying the previous one")
         return None
 
-    def _read_checkpoint(self, path: Path, note: Callable[[str], None], ranks: Ranks | None) -> dict[str, Any]:
+    def _read_checkpoint(
+        self, path: Path, note: Callable[[str], None], ranks: Ranks | None, codes: Callable[[Array], Any] | None
+    ) -> dict[str, Any]:
         state = load_state(path, note)
         if "stream" not in state:
             raise GraspError(f"the checkpoint {path} does not belong to a run")
@@ -221,8 +231,9 @@ class RunFolder:
             columns["codes"] = files = ShardFiles(path, shards["number"], shards["shape"], shards["dtype"])
             files.verify(slice(None) if ranks is None else slice(ranks.rank, None, ranks.world))
         if segments is not None:
-            codes = self.segments.open(segments, columns["births"])
-            state["learner"]["buffer"]["columns"] = {"codes": codes, **columns}  # the order of a new buffer
+            again = None if codes is None else lambda rows: codes(columns["ids"][rows])
+            stored = self.segments.open(segments, columns["births"], again, note)
+            state["learner"]["buffer"]["columns"] = {"codes": stored, **columns}  # the order of a new buffer
         return state
 
     def drop_checkpoints(self, all_but: int = 0) -> None:

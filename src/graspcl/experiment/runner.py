@@ -176,8 +176,8 @@ class _RunLoop:
 
         def session_state() -> dict[str, Any]:
             return {
-                "about": about, "rehearsal": rehearsal.state_dict(), "drift": meter.curves, "distances": distances,
-                "patience": progress if self.held_out is None else self.held_out.progress,
+                "about": about, "rehearsal": rehearsal.state_dict(copy=False), "drift": meter.curves,
+                "distances": distances, "patience": progress if self.held_out is None else self.held_out.progress,
                 "best": {} if self.held_out is None else self.held_out.best,
             }  # fmt: skip
 
@@ -287,7 +287,7 @@ class _RunLoop:
 
     def _restore(self, base: Path) -> dict[str, Any] | None:
         """Load the last checkpoint, or go to the start of the stream; return the session that was interrupted."""
-        state = self.folder.load_checkpoint(self.progress.note, self.ranks)
+        state = self.folder.load_checkpoint(self.progress.note, self.ranks, lambda ids: self.prepared.codes[ids])
         if self.ranks is not None:
             found = text_digest(None if state is None else [state["records"], state["seconds"]])
             self.ranks.agree({"the checkpoint they find": found}, f"all must see the folder {self.folder.path}")
@@ -364,7 +364,7 @@ class _RunLoop:
         without = "codes" if apart or isinstance(buffer, ShardedBuffer) else ""
         state = {
             "start": self.prepared.key, "stream": self.stream.state_dict(),
-            "learner": {**learner.knowledge(), "buffer": saved_state(buffer, without, copy=False)}, **shards,
+            "learner": {**learner.knowledge(copy=False), "buffer": saved_state(buffer, without, copy=False)}, **shards,
             "held": None if self.held_out is None else self.held_out.state_dict(),
             "records": self.records, "predictions": np.stack(self.predictions), "drift": self.drift,
             "joules": self._energy.joules(), "seconds": self.seconds + time.perf_counter() - self._started,

@@ -308,7 +308,7 @@ class Aligned(Learner):
     def extra_state(self) -> dict[str, Any]:
         moments = {"first": self._halves[0], "second": self._halves[1], "gone": self._gone, "seen": self._seen}
         return {
-            "original": {name: value.clone() for name, value in self._original.state_dict().items()},
+            "original": self._original.state_dict(),
             "moments": {name: one.state_dict() for name, one in moments.items()},
             "now": {} if self._now is None else self._now.state_dict(),
             "crossed": {str(n): {"weight": w.clone(), "bias": b.clone()} for n, (w, b) in enumerate(self._crossed)},

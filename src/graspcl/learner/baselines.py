@@ -68,7 +68,7 @@ class GDumb(Learner):
             self.network.head.reset()
 
     def extra_state(self) -> dict[str, Any]:
-        return {"made": {name: value.clone() for name, value in self._initial.items()}}
+        return {"made": self._initial}
 
     def load_extra_state(self, state: dict[str, Any]) -> None:
         if self._initial.keys() != state["made"].keys():

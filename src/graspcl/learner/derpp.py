@@ -134,8 +134,7 @@ class Derpp(Learner):
         super().end_session(costs)
 
     def extra_state(self) -> dict[str, Any]:
-        teacher = {name: value.clone() for name, value in self._teacher.items()}
-        return {"teacher": teacher, "taught": self._teacher_passes}
+        return {"teacher": self._teacher, "taught": self._teacher_passes}
 
     def load_extra_state(self, state: dict[str, Any]) -> None:
         self._teacher_passes = int(state["taught"])

@@ -152,9 +152,8 @@ class Idbr(Learner):
         return self.network.neck[-1]  # type: ignore[index]
 
     def extra_state(self) -> dict[str, Any]:
-        passes = [self._extra_forward, self._copies]
-        old, storing = self._features_before.clone(), rng_state(self._storing)
-        return {"tasks": self.tasks, "old": old, "passes": passes, "storing": storing}
+        passes, storing = [self._extra_forward, self._copies], rng_state(self._storing)
+        return {"tasks": self.tasks, "old": self._features_before, "passes": passes, "storing": storing}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         # States of earlier versions, where the policy's generator chose what stays, leave this one as it is.

@@ -25,7 +25,7 @@ from graspcl.model import Execution, ImageInput, Outputs, SplitNetwork
 from graspcl.policy import Budget, Costs, Policy, Session, policies
 from graspcl.random import restore_rng, rng_state
 from graspcl.registry import Registry
-from graspcl.state import load_state, save_state
+from graspcl.state import copied, load_state, save_state
 
 learners: Registry[Learner] = Registry(
     "learner", "graspcl.learner", given=("network", "buffer", "policy", "optimiser", "rng", "device", "execution")
@@ -303,15 +303,16 @@ class Learner:
         """Return everything that determines what the learner knows and does next, between two sessions."""
         return {**self.knowledge(), "buffer": self.buffer.state_dict()}
 
-    def knowledge(self) -> dict[str, Any]:
-        """Return the state without the buffer: what training changes."""
-        return {
-            "network": {name: value.clone() for name, value in self.network.state_dict().items()},
+    def knowledge(self, copy: bool = True) -> dict[str, Any]:
+        """Return the state without the buffer. If it is not a `copy`, it is valid until training continues."""
+        state = {
+            "network": self.network.state_dict(),
             "classes": list(self.classes),
             "policy": self.policy.state_dict(),
             "rng": rng_state(self.rng),
             **self.extra_state(),
         }
+        return copied(state) if copy else state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state from `state_dict`, into a learner made with the same settings."""
@@ -339,7 +340,10 @@ class Learner:
         restore_rng(self.rng, state["rng"])
 
     def extra_state(self) -> dict[str, Any]:
-        """Return what a subclass remembers beyond the base class; its keys become keys of `state_dict`."""
+        """Return what a subclass remembers beyond the base class; its keys become keys of `state_dict`.
+
+        Arrays and tensors may be the learner's own: who keeps them copies them.
+        """
         return {}
 
     def load_extra_state(self, state: dict[str, Any]) -> None:

@@ -7,7 +7,6 @@ loss sees a `Batch`.
 
 from __future__ import annotations
 
-import copy
 import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,6 +22,7 @@ from graspcl.model import Outputs
 from graspcl.policy import Budget, Costs, batches
 from graspcl.policy.loader import Loader
 from graspcl.policy.session import SampleOutputs, begin, check_stored, selecting
+from graspcl.state import copied
 
 if TYPE_CHECKING:
     from graspcl.learner.learner import Learner
@@ -232,21 +232,25 @@ class Rehearsal:
         if self._rule_before:
             self._rule_before.undo()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return what the learner's own state does not contain of a running session."""
-        return {
+    def state_dict(self, copy: bool = True) -> dict[str, Any]:
+        """Return what the learner's own state does not contain of a running session.
+
+        If it is not a `copy`, it is valid until the next step.
+        """
+        state = {
             "budget": asdict(self.budget),
             "updates": self.updates,
             "stopped": self._stopped,
             "losses": torch.stack(self._losses).cpu() if self._losses else torch.empty(0),
             "picks": self._stacked_picks(),
             "costs": asdict(self.session.costs),
-            "optimizer": copy.deepcopy(self._optimizer.state_dict()),
-            "scheduler": copy.deepcopy(self._scheduler.state_dict()),
+            "optimizer": self._optimizer.state_dict(),
+            "scheduler": self._scheduler.state_dict(),
             "scaler": self._scaler.state_dict(),
             "before": self._before,
             "rule_before": self._rule_before.state_dict() if self._rule_before else None,
         }
+        return copied(state) if copy else state
 
     def _load(self, state: dict[str, Any]) -> None:
         if state["budget"] != asdict(self.budget):
@@ -255,8 +259,8 @@ class Rehearsal:
         self._losses = list(torch.as_tensor(state["losses"]).to(self.learner.device))
         self._picks = list(np.array(state["picks"]))
         self.session.costs = Costs(**state["costs"])
-        self._optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
-        self._scheduler.load_state_dict(copy.deepcopy(state["scheduler"]))
+        self._optimizer.load_state_dict(copied(state["optimizer"]))
+        self._scheduler.load_state_dict(copied(state["scheduler"]))
         if state["scaler"]:
             self._scaler.load_state_dict(dict(state["scaler"]))
         if "rng_before" in state:  # of earlier versions, which remembered the network and its generator alone

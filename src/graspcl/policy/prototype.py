@@ -80,7 +80,7 @@ def distances_to(
     cosines = torch.empty_like(lengths)
     for part in _parts(len(z)):
         cosines[part] = (z[part].double() * q[k[part]]).sum(1)
-    d = (1 - cosines / lengths).clamp(0, 2)
+    d = cosines.div_(lengths).neg_().add_(1).clamp_(0, 2)  # in place: there may be very many
     d[d < _ROUNDING] = 0.0  # identical embeddings have distance 0 despite rounding
     return d
 
