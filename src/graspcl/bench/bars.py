@@ -268,7 +268,7 @@ def state(small: int = 128, large: int = 65_536, rounds: int = ROUNDS) -> Iterat
         segments.settle()
         verified, unverified = interleave(
             lambda: np.asarray(segments.open(written, births)),
-            lambda: np.asarray(SegmentedCodes(segments.objects, written, births)),
+            lambda: np.asarray(SegmentedCodes(segments.objects, written, births, births[:0], None)),
             rounds=rounds,
         )
     what = f"{codes.nbytes / 1e6:.0f} MB of codes from segments, verified / unverified"
