@@ -376,7 +376,7 @@ def test_a_file_with_a_mistake_is_named(tmp_path):
         ({"policy": "mir", "policy.candidates": -5}, "candidates"),
         ({"policy": "graps"}, "no policy called 'graps'; did you mean 'grasp'"),
         ({"learner": "derpp", "learner.techer": True}, "did you mean 'teacher'"),
-        ({"learner.reset": False}, "learner 'aligned' has no parameter 'reset'; it takes none"),
+        ({"learner.reset": False}, "learner 'aligned' has no parameter 'reset'; valid names: corrected"),
         ({"learner": "offline"}, "stores everything it has seen: set --buffer none"),
         ({"network.split": 3}, "network 'wide' has no parameter 'split'"),
         ({"network": "mobilenet"}, "no network called 'mobilenet'"),

@@ -62,7 +62,7 @@ def test_one_text_is_no_list_of_texts(encoder: StaticTextEncoder) -> None:
 
 def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("graspcl.packages.find_spec", lambda name: None)
-    with pytest.raises(MissingExtra, match=r"graspcl\[demo\]"):
+    with pytest.raises(MissingExtra, match=r"\.\[demo\]"):
         StaticTextEncoder()
 
 

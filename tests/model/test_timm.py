@@ -45,7 +45,7 @@ def images(n: int, size: int = 64) -> torch.Tensor:
 
 @pytest.mark.skipif(find_spec("timm") is not None, reason="timm is installed")
 def test_a_missing_timm_names_the_extra() -> None:
-    with pytest.raises(MissingExtra, match=r"graspcl\[timm\]"):
+    with pytest.raises(MissingExtra, match=r"\.\[timm\]"):
         timm_network("resnet18", "layer3", generator=seeded())
 
 

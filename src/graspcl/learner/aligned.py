@@ -283,17 +283,17 @@ class Aligned(Learner):
         few = torch.from_numpy(_spread(np.arange(len(targets)), _CHOOSE_WITH))
 
         def corrected(rows: Rows, samples: Tensor, place: int) -> Rows:
-            return logistic_rows(
-                features[samples], targets[samples], len(self.classes), _STRENGTHS[place],
-                towards=(rows[0].cpu(), rows[1].cpu()), steps=_STEPS,
-            )  # fmt: skip
+            there, known = (rows[0].cpu(), rows[1].cpu()), (features[samples], targets[samples])
+            return logistic_rows(*known, len(self.classes), _STRENGTHS[place], towards=there, steps=_STEPS)
 
         @functools.cache
         def surprise(place: int) -> float:
             total = 0.0
             for half, rows in enumerate(self._crossed):
                 judges, others = few[halves[few] == half], few[halves[few] != half]
-                weight, bias = corrected(rows, others, place) if len(others) else rows
+                if not len(judges) or not len(others):
+                    continue
+                weight, bias = corrected(rows, others, place)
                 logits = F.linear(features[judges].double(), weight.double(), bias.double())
                 total += float(F.cross_entropy(logits, targets[judges], reduction="sum"))
             return total
