@@ -279,3 +279,36 @@ def test_by_default_the_head_is_corrected_unless_the_plastic_part_has_convolutio
     assert not Aligned(photos, Buffer()).corrected
     assert Aligned(photos, Buffer(), corrected=True).corrected
     assert learner().corrected
+
+
+def test_states_without_what_a_correction_needs_are_read():
+    inputs, labels = samples()
+    learned, again = learner(), learner()
+    learned.observe(inputs, labels)
+    learned.rehearse(Budget(5, 16))
+    state = learned.state_dict()
+    del state["strength"]
+    again.load_state_dict(state)
+    assert np.array_equal(again.predict(inputs), learned.predict(inputs))
+
+
+def test_a_session_without_updates_keeps_the_corrected_head():
+    inputs, labels = samples()
+    learned = learner()
+    learned.observe(inputs, labels)
+    learned.rehearse(Budget(5, 16))
+    before = learned.outputs(learned.encode(inputs), "logits")
+    session = Rehearsal(learned, Budget(5, 16))
+    session.stop()
+    session.finish()
+    assert torch.equal(learned.outputs(learned.encode(inputs), "logits"), before)
+
+
+def test_nothing_stored_is_nothing_to_correct():
+    inputs, labels = samples(1)
+    learned = learner()
+    learned.observe(inputs, labels)
+    learned.rehearse(Budget(2, 1))
+    assert learned.predict(inputs).tolist() == labels.tolist()
+    learned.buffer.clear()
+    learned.relearn([])

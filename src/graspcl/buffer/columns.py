@@ -93,11 +93,12 @@ class Storage(dict[str, Array]):
         ahead = max(self.rows + self.rows // (8 if self.folder is None else 2), 64)
         rows = rows if exactly else max(rows, ahead if most is None else min(ahead, most))
         grown: dict[str, Array] = {}
+        now = self.rows
         try:
             for name in self:
                 if self._resized(name, rows):
                     continue
-                old = self[name]
+                old = self[name][:now]  # some columns may have more rows, if memory ran out the last time
                 grown[name] = self._allocate(name, (rows, *old.shape[1:]), old.dtype)
                 grown[name][: len(old)] = old
         except GraspError:

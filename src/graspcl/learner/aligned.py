@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from graspcl.buffer import Buffer, Codes
 from graspcl.checks import Array, checked
 from graspcl.learner.learner import Learner, learners
 from graspcl.learner.logistic import logistic_rows
-from graspcl.learner.moments import Moments, Movement, Rows, discriminant_rows, scaled_rows
+from graspcl.learner.moments import Moments, Movement, Rows, discriminant_rows, lowest, scaled_rows
 from graspcl.learner.optimiser import Optimiser
 from graspcl.learner.rehearsal import Batch
 from graspcl.model import Execution, LinearHead, Outputs, SplitNetwork
@@ -68,8 +68,8 @@ class Aligned(Learner):
     Rows of a head that was trained before are not used: a class is known once it has a sample.
 
     Args, besides those of `Learner`; the optimiser is AdamW by default:
-        corrected: whether the head after a session is corrected; otherwise it is the discriminant. By default unless
-            the plastic part has convolutions: held-out texts and vectors gained by it, photos did not (docs/log.md).
+        corrected: whether the head after a session is corrected; otherwise it is the discriminant. By default it is,
+            unless the plastic part has 2-D convolutions: held-out texts and vectors gained, photos did not (docs/log).
 
     >>> from graspcl import Buffer
     >>> from graspcl.model import vector_network
@@ -173,8 +173,12 @@ class Aligned(Learner):
         return super().outputs(samples, part, coded)
 
     def begin_session(self) -> None:
+        head, known = self.network.head, not self._stale
+        before = head.weight.clone(), head.bias.clone()
         if self._stale or not self._crossed:
             self._solve()
+        if known:  # with its correction; the session trains against the crossed rows alone
+            self._set_head(*before)
         self._now = self._nothing_measured()
 
     @property
@@ -263,9 +267,7 @@ class Aligned(Learner):
         surprise(best)
         self._shrinkage, (_, temperature, crossed) = best, tried[best]
         weight, bias = scaled_rows(discriminant_rows(first + others[0], _SHRINKAGES[best]), temperature)
-        with torch.no_grad():
-            self.network.head.weight.copy_(weight)
-            self.network.head.bias.copy_(bias)
+        self._set_head(weight, bias)
         self._stale, self._crossed = False, []
         for rows, moments in zip(crossed, others, strict=True):
             # A class without samples in the other half is an exception: it trains against the rows of all samples.
@@ -280,9 +282,11 @@ class Aligned(Learner):
         if not self._corrects or self._has_forgotten:
             return
         features, targets, halves = now.kept()
-        few = torch.from_numpy(_spread(np.arange(len(targets)), _CHOOSE_WITH))
+        if not len(targets):
+            return
+        few = _spread(np.arange(len(targets)), _CHOOSE_WITH)
 
-        def corrected(rows: Rows, samples: Tensor, place: int) -> Rows:
+        def corrected(rows: Rows, samples: Array, place: int) -> Rows:
             there, known = (rows[0].cpu(), rows[1].cpu()), (features[samples], targets[samples])
             return logistic_rows(*known, len(self.classes), _STRENGTHS[place], towards=there, steps=_STEPS)
 
@@ -300,10 +304,13 @@ class Aligned(Learner):
 
         self._strength = lowest(surprise, len(_STRENGTHS), self._strength)
         head = self.network.head
-        weight, bias = corrected((head.weight, head.bias), torch.arange(len(targets)), self._strength)
+        weight, bias = corrected((head.weight, head.bias), np.arange(len(targets)), self._strength)
+        self._set_head(weight, bias)
+
+    def _set_head(self, weight: Tensor, bias: Tensor) -> None:
         with torch.no_grad():
-            head.weight.copy_(weight)
-            head.bias.copy_(bias)
+            self.network.head.weight.copy_(weight)
+            self.network.head.bias.copy_(bias)
 
     def extra_state(self) -> dict[str, Any]:
         moments = {"first": self._halves[0], "second": self._halves[1], "gone": self._gone, "seen": self._seen}
@@ -317,13 +324,16 @@ class Aligned(Learner):
             "strength": self._strength,
         }
 
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict({"strength": self._strength, **state})  # states of earlier versions have none
+
     def load_extra_state(self, state: dict[str, Any]) -> None:
         self._original.load_state_dict(state["original"])
         first, second, self._gone, self._seen = (self._no_moments() for _ in range(4))
         for name, one in {"first": first, "second": second, "gone": self._gone, "seen": self._seen}.items():
             one.load_state_dict(state["moments"][name])
         self._halves, self._now = [first, second], None
-        if state["now"]:
+        if "kept" in state["now"]:  # not in states of earlier versions: everything is measured again
             self._now = _Measured(self._no_moments(), self._no_moments(), np.zeros(0, np.int64), np.zeros(0, np.int64))
             self._now.load_state_dict(state["now"])
         self._crossed = [
@@ -334,7 +344,7 @@ class Aligned(Learner):
             for rows in state["crossed"].values()
         ]
         self._stale, self._shrinkage = bool(state["stale"]), int(state["shrinkage"])
-        self._strength = int(state.get("strength", self._strength))  # earlier states have none
+        self._strength = int(state["strength"])
 
 
 class _Measured:
@@ -347,7 +357,7 @@ class _Measured:
         self.measured = np.zeros(len(births), bool)  # by slot
         self._births, self._halves, self._slots = births.copy(), [first, second], slots
         width, device = first.sums.shape[1], first.sums.device
-        self._kept = torch.zeros(len(slots), width, dtype=torch.float16)
+        self._kept = torch.zeros(len(slots), width)
         self._rows = torch.zeros(len(slots), dtype=torch.int64)  # of the head
         # Samples that are not yet in the sums: adding a few costs almost as much as adding many.
         self._waiting = np.zeros(0, np.int64)  # slots
@@ -372,8 +382,7 @@ class _Measured:
         kept, places, of = np.intersect1d(self._slots, self._waiting, return_indices=True)
         if len(kept):
             chosen = torch.from_numpy(of).to(self._features.device)
-            largest = torch.finfo(torch.float16).max
-            self._kept[places] = self._features[chosen].clamp(-largest, largest).half().cpu()
+            self._kept[places] = self._features[chosen].float().cpu()
             self._rows[places] = self._targets[chosen].cpu()
         self._waiting, self._features, self._targets = self._waiting[:0], self._features[:0], self._targets[:0]
         return self._halves
@@ -382,12 +391,12 @@ class _Measured:
         """Return the features that were kept, in order of arrival, their rows of the head and their halves."""
         births = self._births[self._slots]
         order = np.argsort(births)  # slots have no order that lasts
-        return self._kept[order].float(), self._rows[order], _half(births[order])
+        return self._kept[order], self._rows[order], _half(births[order])
 
     def state_dict(self) -> dict[str, Any]:
         halves = {str(half): moments.state_dict() for half, moments in enumerate(self._halves)}
         waiting = {"slots": self._waiting, "features": self._features.clone(), "targets": self._targets.clone()}
-        kept = {"slots": self._slots, "features": self._kept.clone(), "rows": self._rows.clone()}
+        kept = {"slots": self._slots, "features": self._kept, "rows": self._rows}
         samples = {"measured": self.measured.copy(), "births": self._births}
         return {**samples, "halves": halves, "waiting": waiting, "kept": kept}
 
@@ -419,18 +428,6 @@ def _half(births: Array) -> Array:
 def _spread(slots: Array, number: int) -> Array:
     """Return `number` of the `slots`, at equal distances, or all of them."""
     return slots[np.linspace(0, len(slots) - 1, min(number, len(slots))).astype(np.int64)]
-
-
-def lowest(height: Callable[[int], float], number: int, start: int) -> int:
-    """Return where the values `height` [number] have a minimum, going downhill from `start`.
-
-    >>> lowest([5.0, 3.0, 2.0, 4.0].__getitem__, 4, start=0)
-    2
-    """
-    place = start
-    while (best := min(range(max(0, place - 1), min(number, place + 2)), key=height)) != place:
-        place = best
-    return place
 
 
 def _calibrated(rows: list[Rows], judged: list[Judged], others: list[Moments]) -> tuple[float, float]:

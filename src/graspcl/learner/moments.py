@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -226,6 +226,18 @@ def likeliest_shrinkage(moments: Moments, held_out: Moments, choices: Sequence[f
         return float(shrunk.log().sum() + (spread / shrunk).sum())
 
     return min(choices, key=surprise)
+
+
+def lowest(height: Callable[[int], float], number: int, start: int) -> int:
+    """Return where the values `height` [number] have a minimum, going downhill from `start`.
+
+    >>> lowest([5.0, 3.0, 2.0, 4.0].__getitem__, 4, start=0)
+    2
+    """
+    place = start
+    while (best := min(range(max(0, place - 1), min(number, place + 2)), key=height)) != place:
+        place = best
+    return place
 
 
 @checked
