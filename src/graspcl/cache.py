@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 from collections.abc import Callable, Container, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,17 +17,35 @@ import numpy as np
 
 from graspcl.checks import Array
 from graspcl.errors import GraspError
+from graspcl.files import check_regular
 from graspcl.integrity import pack_arrays, read_arrays
 from graspcl.progress import Progress, Silent
 from graspcl.state import write_whole
 
 _SHARD = 1024  # samples per file
+_REQUIRED = ContextVar("_REQUIRED", default=False)  # whether the cache has to be written
 
 
 def cache_folder() -> Path:
     """Return the folder of all caches: $GRASPCL_CACHE, or graspcl in the user's cache folder."""
     users = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return Path(os.environ.get("GRASPCL_CACHE") or users / "graspcl")
+
+
+def open_lock(file: Path) -> io.FileIO:
+    """Open a file to lock it, and create it if there is none.
+
+    A foreign folder may hold a link or a pipe of this name. Neither is followed, waited for or emptied. What is written
+    is not buffered: what a full disk refuses would be written again when the lock is closed, and fail there.
+    """
+    flags = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
+    opened = io.FileIO(os.open(file, os.O_RDWR | os.O_CREAT | flags, 0o666), "r+")
+    try:
+        check_regular(file, os.fstat(opened.fileno()))
+    except OSError:
+        opened.close()
+        raise
+    return opened
 
 
 @contextlib.contextmanager
@@ -38,9 +58,7 @@ def lock(file: Path, wait: bool = True, progress: Progress | None = None) -> Ite
         import fcntl
 
         file.parent.mkdir(parents=True, exist_ok=True)
-        # A foreign folder may hold a link or a pipe of this name: neither is followed, waited for or emptied.
-        number = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
-        opened = open(number, "r+b", buffering=0)  # noqa: SIM115  (closed below)
+        opened = open_lock(file)
     except (ImportError, OSError):  # no locks on this system, or a folder that cannot be written: work may be repeated
         yield
         return
@@ -58,6 +76,16 @@ def lock(file: Path, wait: bool = True, progress: Progress | None = None) -> Ite
         except OSError:  # a file system without locks
             pass
         yield
+
+
+@contextlib.contextmanager
+def required() -> Iterator[None]:
+    """Within this context, it is an error if the cache cannot be written. Elsewhere, runs continue without it."""
+    token = _REQUIRED.set(True)
+    try:
+        yield
+    finally:
+        _REQUIRED.reset(token)
 
 
 @dataclass(frozen=True)
@@ -164,7 +192,10 @@ def _write(path: Path, shard: Shard, progress: Progress) -> None:
     try:
         write_whole(path, lambda file: file.write(pack_arrays(arrays, compress=False)))
     except OSError as error:
-        progress.note(f"{path.parent} could not be written ({error.strerror}); continuing without a cache")
+        said = f"{path.parent} could not be written ({error.strerror})"
+        if _REQUIRED.get():
+            raise GraspError(f"{said}; make room, or name another folder in GRASPCL_CACHE, and run it again") from error
+        progress.note(f"{said}; continuing without a cache")
 
 
 def digest_of(tensors: dict[str, Any]) -> str:

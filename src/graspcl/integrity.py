@@ -7,10 +7,12 @@ and are read unverified.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +39,7 @@ _STORED_AS = {
     "bool": "BOOL", "bfloat16": "BF16", "float8_e8m0fnu": "F8_E8M0", "float8_e4m3fn": "F8_E4M3",
     "float8_e5m2": "F8_E5M2",
 }  # fmt: skip
+_ALONE = 2**24  # bytes of tensors from which a thread of its own is worth its start
 _DIFFERS = "its content does not match its checksum"
 
 
@@ -156,15 +159,27 @@ def pack_tensors(tensors: Mapping[str, torch.Tensor | Array], header: dict[str, 
     return b"".join(tensor_parts(tensors, header))
 
 
-def read_tensors(path: Path, verify: bool = True) -> tuple[dict[str, torch.Tensor], dict[str, Any], bool]:
+def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any], bool]:
     """Read a safetensors file; return its tensors, the header of `pack_tensors` if any, and whether it has a checksum.
+
+    Raises:
+        Damaged: it is no such file, or does not match its checksum.
+        OSError: it cannot be opened.
+    """
+    with reading_tensors(path) as found:
+        return found
+
+
+@contextlib.contextmanager
+def reading_tensors(path: Path, verify: bool = True) -> Iterator[tuple[dict[str, torch.Tensor], dict[str, Any], bool]]:
+    """Give what `read_tensors` returns, to be copied while a thread verifies it: use nothing before the context ends.
 
     Args:
         path: the file.
         verify: compare the content with the checksum. Not needed for a file that was verified as a whole.
 
     Raises:
-        Damaged: it is no such file, or does not match its checksum.
+        Damaged: it is no such file, or, at the end of the context, it does not match its checksum.
         OSError: it cannot be opened.
     """
     from safetensors import SafetensorError, safe_open
@@ -179,11 +194,20 @@ def read_tensors(path: Path, verify: bool = True) -> tuple[dict[str, torch.Tenso
         expected = header.pop(_KEY, None)  # none in files of other programs and of earlier versions
     except (SafetensorError, ValueError, TypeError, AttributeError, RuntimeError, OverflowError, MemoryError) as error:
         raise Damaged(str(error) or type(error).__name__) from error
-    if verify and expected is not None:
-        before = text.rpartition(f', "{_KEY}": ')[0] + "}"  # as it was written; to write it again would take longer
-        if expected != _tensor_checksum(tensors, before):
-            raise Damaged(_DIFFERS)
-    return tensors, header, expected is not None
+    if not verify or expected is None:
+        yield tensors, header, expected is not None
+        return
+    before = text.rpartition(f', "{_KEY}": ')[0] + "}"  # as it was written; to write it again would take longer
+    if sum(tensor.nbytes for tensor in tensors.values()) < _ALONE:
+        found = _tensor_checksum(tensors, before)
+        yield tensors, header, True
+    else:
+        with ThreadPoolExecutor(1) as thread:
+            waiting = thread.submit(_tensor_checksum, tensors, before)
+            yield tensors, header, True
+        found = waiting.result()
+    if found != expected:
+        raise Damaged(_DIFFERS)
 
 
 def _tensor_checksum(tensors: Mapping[str, torch.Tensor | Array], header: str) -> str:

@@ -45,7 +45,7 @@ class Objects:
             name = f"object:{checksum(*parts)}"
             path = self.path(name)
             if not path.parent.is_dir():
-                path.parent.mkdir(parents=True)
+                path.parent.mkdir(parents=True, exist_ok=True)  # other ranks stage too
                 self._unsynced.add(path.parent.parent)
             self._unsynced.add(path.parent)  # also of a file that is there: a killed process may have left it unsynced
             if self.fault(name):
@@ -122,6 +122,10 @@ class Objects:
     def clear(self) -> None:
         """Delete all objects and the folder."""
         self.keep(())
+        self.drop_empty()
+
+    def drop_empty(self) -> None:
+        """Delete folders without objects."""
         with contextlib.suppress(OSError):  # there is none, or it has other files
             for folder in (*self.folder.glob("*"), self.folder):
                 folder.rmdir()
@@ -182,10 +186,18 @@ def read_rows(segments: Iterable[tuple[Array, Array]], keys: Array, out: Array) 
     Raises:
         GraspError: rows are missing.
     """
+    for place, rows in placed_rows(segments, keys):
+        out[place] = rows
+
+
+def placed_rows(segments: Iterable[tuple[Array, Array]], keys: Array) -> Iterator[tuple[Array, Array]]:
+    """As `read_rows`, but yield where some rows belong [m], and these rows [m, …]. Each row comes once."""
     positions, missing = Positions(keys), np.ones(len(keys), bool)
     for own, rows in segments:
         place = positions.of(own)
         here = place >= 0
-        out[place[here]], missing[place[here]] = rows[here], False
+        here[here] = missing[place[here]]
+        missing[place[here]] = False
+        yield place[here], rows[here]
     if missing.any():
         raise GraspError(f"the codes of {int(missing.sum())} samples are lost")

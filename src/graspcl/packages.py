@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 from importlib.util import find_spec
 from pathlib import Path
 
 from graspcl.cache import cache_folder
 from graspcl.errors import GraspError, missing_extra
+from graspcl.files import read_regular
+from graspcl.integrity import read_object, seal_object
 from graspcl.state import write_whole
 
 # Package and version, file, and the file's SHA-256 sum.
@@ -63,12 +64,12 @@ def _sum_of(file: Path) -> str:
         cache_folder() / "verified" / f"{hashlib.sha256(path.encode(errors='surrogateescape')).hexdigest()[:16]}.json"
     )
     known = [path, status.st_size, status.st_mtime_ns]
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        *same, found = json.loads(note.read_text(encoding="utf-8"))
-        if same == known:
-            return str(found)
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        said = read_object(read_regular(note))
+        if said["of"] == known:
+            return str(said["sum"])
     with open(file, "rb") as content:
         found = hashlib.file_digest(content, "sha256").hexdigest()
     with contextlib.suppress(OSError, UnicodeError):
-        write_whole(note, lambda out: out.write(json.dumps([*known, found]).encode()))
+        write_whole(note, lambda out: out.write(seal_object({"of": known, "sum": found})))
     return found

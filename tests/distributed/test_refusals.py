@@ -7,9 +7,9 @@ from torch import nn
 from worlds import make_learner
 
 from graspcl import Buffer, GraspError, Learner
-from graspcl.codec import Encoded
 from graspcl.distributed import Ranks, joined
 from graspcl.distributed.learners import refuse
+from graspcl.distributed.ranks import _reason
 from graspcl.distributed.shards import ShardedBuffer
 from graspcl.model import SplitNetwork
 
@@ -36,13 +36,6 @@ def test_what_mixes_no_rows_is_allowed():
     refuse(learner)
     refuse(learner_with(nn.LayerNorm(4)))
     assert not learner.network.training
-
-
-def test_codes_of_different_lengths_are_not_divided():
-    with pytest.raises(GraspError, match=r"image files differ in length.*leave out --buffer.shards, or .* latent"):
-        ShardedBuffer.of(Buffer(codec=Encoded(8)), None)
-    with pytest.raises(GraspError, match=r"texts are stored without padding.*make the Buffer without padding"):
-        ShardedBuffer.of(Buffer(padding=torch.zeros(4, 1)), None)
 
 
 def test_a_buffer_in_a_folder_is_not_divided(tmp_path):
@@ -77,3 +70,9 @@ def test_dropout_of_a_share_is_that_of_the_whole_batch():
         part.rows = rows, 7
         parts.append(part(x[rows]))
     assert np.array_equal(whole, torch.cat(parts))
+
+
+def test_a_lost_rank_is_told_without_the_place_in_gloos_source():
+    said = "[/a/b/pair.cc:553] Connection closed by peer [::1]:52. This is typically caused by a crash. GLHF!\nmore"
+    assert _reason(RuntimeError(said)) == "Connection closed by peer [::1]:52"
+    assert _reason(RuntimeError("Timed out waiting 600000ms")) == "Timed out waiting 600000ms"

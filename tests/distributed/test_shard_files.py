@@ -1,4 +1,4 @@
-"""Shards in memory and in checkpoints, where damage of one shard makes the whole checkpoint unusable."""
+"""Shards in memory and in checkpoints of earlier versions, where damage of one makes the whole checkpoint unusable."""
 
 from types import SimpleNamespace
 
@@ -7,6 +7,7 @@ import pytest
 
 from graspcl.distributed.shards import ShardedCodes
 from graspcl.experiment import RunFolder
+from graspcl.state import save_state
 
 CODES = np.arange(24, dtype=np.uint8).reshape(6, 4)
 
@@ -18,7 +19,8 @@ def place(tmp_path):
     for number in (1, 2):
         for rank in range(2):
             slots = np.arange(rank, 6, 2)
-            folder.save_shard(number, rank, 2, {"slots": slots, "codes": CODES[slots] + number})
+            file = tmp_path / "checkpoints" / f"{number:06d}.shard-{rank}-of-2.safetensors"
+            save_state(file, {"slots": slots, "codes": CODES[slots] + number})
         shards = {"number": 2, "shape": [6, 4], "dtype": "uint8"}
         buffer = {"columns": {"births": np.arange(6)}}
         folder.save_checkpoint({"stream": number, "learner": {"buffer": buffer}, "shards": shards})
@@ -60,6 +62,8 @@ def test_ranks_count_what_they_hold_as_samples_come_move_and_go():
     assert held() == [1, 2, 2] == codes._levels.tolist()
     codes[np.array([5, 6, 1])] = np.zeros((3, 2), np.uint8)  # goes to rank 0 first; slot 1 is overwritten
     assert held() == codes._levels.tolist() and max(held()) - min(held()) <= 1
-    grown = ShardedCodes(codes.ranks, (20, 2), np.uint8)
-    grown[np.arange(12)] = codes
-    assert grown._levels.tolist() == held()
+    codes[np.array([6])] = None
+    assert held() == codes._levels.tolist() and codes.holders[6] == -1
+    before = held()
+    codes.grow(20)
+    assert len(codes) == len(codes.holders) == 20 and held() == before == codes._levels.tolist()

@@ -27,6 +27,15 @@ ODD = [
     {**SHARDED, "rule": "reservoir"},
     {**SHARDED, "rule": "herding"},  # with a column that updates change
 ]
+# Codes of different lengths, bounded by number and in bytes.
+LENGTHS = [
+    {**SHARDED, **BY_SAMPLE, "kind": "texts", "capacity": "2800B"},
+    {**SHARDED, **BY_SAMPLE, "kind": "files", "capacity": "9KB"},
+    {**SHARDED, "kind": "texts", "learner": "aligned", "placed": True},
+    {**SHARDED, "kind": "files", "learner": "er_ace", "placed": True},
+    {**SHARDED, "kind": "texts", "capacity": None, "policy": "rainbow"},
+    {**SHARDED, "kind": "files", "capacity": 3, "first": 3},
+]
 
 
 def test_two_ranks_equal_one_process(worlds):
@@ -47,8 +56,17 @@ def test_uneven_and_empty_shards(worlds, world):
         assert results[3]["cases"][0]["held"] == 0
 
 
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
+def test_texts_without_padding_and_image_files(worlds, world):
+    results = worlds.run(world, "learn_all", cases=LENGTHS)
+    assert not compare(results, LENGTHS)
+    for number in range(len(LENGTHS)):
+        held = sum(result["cases"][number]["held"] for result in results)
+        assert held == len(results[0]["cases"][number]["stored"][-1])
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [2, 3, 4])
 def test_all_learners(worlds, world):
     assert not compare(worlds.run(world, "learn_all", cases=LEARNERS), LEARNERS)
 
@@ -71,7 +89,7 @@ def test_where_losses_rise_ranks_differ_as_one_process_does_by_rounding(worlds, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [2, 3, 4])
 def test_all_policies(worlds, world):
     assert not compare(worlds.run(world, "learn_all", cases=POLICIES), POLICIES)
 

@@ -15,7 +15,6 @@ from worlds import free_port
 
 from graspcl.experiment import RunFolder
 from graspcl.integrity import read_arrays
-from graspcl.state import load_state
 
 PLUGIN = Path(__file__).with_name("clusters_plugin.py")
 SETTINGS = (
@@ -54,10 +53,12 @@ def compare(one: Path, other: Path, tolerance: float) -> None:
     for plan in plans:
         a, b = (read_arrays(run / "plans" / plan) for run in (one, other))
         assert np.array_equal(a["ids"][a["picks"]], b["ids"][b["picks"]]), plan
-    first, second = (load_state(RunFolder(run)._checkpoints()[-1]) for run in (one, other))
+    first, second = (RunFolder(run).load_checkpoint(pytest.fail) for run in (one, other))
     for name, value in first["learner"]["network"].items():
         assert np.allclose(value, second["learner"]["network"][name], rtol=tolerance, atol=tolerance), name
-    assert np.array_equal(first["learner"]["buffer"]["columns"]["ids"], second["learner"]["buffer"]["columns"]["ids"])
+    mine, others = (state["learner"]["buffer"]["columns"] for state in (first, second))
+    assert np.array_equal(mine["ids"], others["ids"])
+    assert np.allclose(mine["codes"], others["codes"], rtol=tolerance, atol=tolerance)
     results = [json.loads((run / "summary.json").read_text())["alpha"] for run in (one, other)]
     assert results[0] == results[1]
 
@@ -103,15 +104,18 @@ def test_a_run_resumes_on_another_number_of_ranks(alone, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
-def test_ranks_fall_back_together_if_one_shard_is_damaged(pair, tmp_path, rank):
+@pytest.mark.parametrize("damaged", ["state", "codes"])
+def test_ranks_resume_together_if_a_file_is_damaged(pair, tmp_path, damaged):
+    """From the checkpoint before; or, if it is a file of codes, with these codes from the prepared data."""
     code, output = launch(tmp_path, 2, *SHARDED, kill="1 step 16")
     assert code != 0, output
-    newest = max((tmp_path / "runs").rglob(f"*.shard-{rank}-of-2.safetensors"))
-    flip_last_byte(newest)
+    files = (tmp_path / "runs").rglob("0*.safetensors" if damaged == "state" else "codes/*/*.safetensors")
+    file = max(files, key=lambda path: (path.stat().st_mtime_ns, path.name))
+    flip_last_byte(file)
     code, output = launch(tmp_path, 2, *SHARDED)
     assert code == 0, output
-    assert output.count("trying the previous one") == 1 and newest.name.partition(".")[0] in output
+    said = "trying the previous one" if damaged == "state" else "its codes are taken from the prepared data"
+    assert output.count(said) == 1 and file.stem in output
     (config,) = (tmp_path / "runs").rglob("config.toml")
     compare(pair, config.parent, 0)
 

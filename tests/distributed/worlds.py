@@ -7,6 +7,7 @@ imports once.
 from __future__ import annotations
 
 import importlib
+import io
 import itertools
 import json
 import os
@@ -21,13 +22,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
+from torch import nn
 
 from graspcl import Budget, Buffer
 from graspcl.buffer import rules
+from graspcl.codec import Codec, Encoded, Half
 from graspcl.distributed import Ranks, distributed, joined, race
-from graspcl.distributed.shards import ShardedCodes
+from graspcl.distributed.shards import Shares
 from graspcl.learner import Learner, Optimiser, column_shapes, learners
-from graspcl.model import vector_network
+from graspcl.model import CosineHead, SplitNetwork, vector_network, veridical
 from graspcl.policy import policies
 from graspcl.state import load_state, save_state
 
@@ -35,31 +39,71 @@ from graspcl.state import load_state, save_state
 SMOOTH = {name: {"weighting": "softmax"} for name in ("max_loss", "min_confidence", "min_logit_distance", "min_margin")}
 
 DIM, CLASSES, CAPACITY = 8, 6, 45
+WIDE, LONG, PIXELS = 4, 8, 8  # of texts' latents, and of images
+PADDING = torch.full((WIDE, 1), -4.0)
 BUDGET = Budget(updates=4, batch_size=10)
 
 
 def make_learner(case: dict[str, Any]) -> Learner:
     """The learner of a case: names of learner, policy and rule, their parameters, and sizes."""
-    generator = torch.Generator().manual_seed(1)
-    network = vector_network(DIM, 16, 12, dropout=case.get("dropout", 0.0), generator=generator)
+    network, codec, padding = make_network(case)
     kind, parameters = learners.get(case.get("learner", "siesta")), case.get("parameters", {})
     rule = rules.create(case.get("rule", "largest_class"))
     columns = {**column_shapes(rule, network, kind, **parameters), **kind.columns(CLASSES, **parameters)}
-    buffer = Buffer(None if kind.unbounded else case.get("capacity", CAPACITY), None, rule, columns, rng=2)
+    capacity = None if kind.unbounded else case.get("capacity", CAPACITY)
+    buffer = Buffer(capacity, codec, rule, columns, rng=2, padding=padding)
     policy = policies.create(case.get("policy", "grasp"), **case.get("drawn", {}))
     # AdamW would hide wrong scales. Rates much above this one let losses rise, and rounding with them.
     optimiser = Optimiser("sgd", case.get("rate", 0.03), layer_decay=1.0, schedule="constant")
     return kind(network, buffer, policy, optimiser, rng=3, device=case.get("device"), **parameters)
 
 
-def chunks(case: dict[str, Any]) -> list[tuple[torch.Tensor, np.ndarray[Any, Any]]]:
+def make_network(case: dict[str, Any]) -> tuple[SplitNetwork, Codec | None, torch.Tensor | None]:
+    """A network of vectors, texts or image files, with the codec and the padding of its buffer."""
+    generator = torch.Generator().manual_seed(1)
+    if (kind := case.get("kind")) is None:
+        return vector_network(DIM, 16, 12, dropout=case.get("dropout", 0.0), generator=generator), None, None
+    numbers, frozen = (WIDE * LONG, nn.Identity()) if kind == "texts" else (3 * PIXELS**2, Pixels())
+    plastic = nn.Sequential(nn.Flatten(), nn.Linear(numbers, 12))
+    nn.init.normal_(plastic[1].weight, std=0.1, generator=generator)
+    nn.init.zeros_(plastic[1].bias)
+    network = SplitNetwork(frozen, plastic, CosineHead(12, 0, generator=generator))
+    return (network, Half(), PADDING) if kind == "texts" else (veridical(network), Encoded(PIXELS), None)
+
+
+class Pixels(nn.Module):
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return images.float() / 128 - 1
+
+
+def made_inputs(case: dict[str, Any], vectors: np.ndarray[Any, Any]) -> Any:
+    """Vectors [n, DIM]; or latents of texts of 0 to 8 tokens, or files of images, that follow from them."""
+    if (kind := case.get("kind")) is None:
+        return torch.from_numpy(vectors).float()
+    if kind == "texts":
+        tokens = torch.from_numpy(np.abs(vectors[:, :1] * 997).astype(int) % (LONG + 1))
+        latents = torch.from_numpy(vectors[:, :WIDE, None] * np.ones(LONG)).float()
+        return torch.where(torch.arange(LONG) < tokens[:, :, None], latents, PADDING)
+    pixels = np.clip(vectors[:, :, None, None] * 20 + 128 + np.arange(3), 0, 255).astype(np.uint8)
+    return [
+        png(np.tile(image, (1, 1 + number % 2, 1))) for number, image in enumerate(np.tile(pixels, (1, 1, PIXELS, 1)))
+    ]
+
+
+def png(pixels: np.ndarray[Any, Any]) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def chunks(case: dict[str, Any]) -> list[tuple[Any, np.ndarray[Any, Any]]]:
     """Three chunks of samples, each with new classes, the third with old ones too."""
     rng = np.random.default_rng(4)
     means = 2 * rng.normal(size=(CLASSES, DIM))
     found = []
     for classes, number in (((0, 1, 2), case.get("first", 36)), ((3,), 9), ((4, 5, 0), 15)):
         labels = rng.permutation(np.resize(classes, number))
-        found.append((torch.from_numpy(means[labels] + rng.normal(size=(number, DIM))).float(), labels))
+        found.append((made_inputs(case, means[labels] + rng.normal(size=(number, DIM))), labels))
     return found
 
 
@@ -81,8 +125,8 @@ def learn(ranks: Ranks | None, case: dict[str, Any]) -> dict[str, Any]:
         for name, value in learner.network.state_dict().items():
             if value.is_floating_point():
                 weights[f"{name} after session {number + 1}"] = value.clone()
-    held = 0 if ranks is None or not case.get("how") else len(learner.buffer.shard()["slots"])
-    probe = torch.from_numpy(np.random.default_rng(5).normal(size=(20, DIM))).float()
+    held = 0 if ranks is None or not case.get("how") else len(learner.buffer.held)
+    probe = made_inputs(case, np.random.default_rng(5).normal(size=(20, DIM)))
     return {
         "drawn": drawn, "stored": stored, "weights": weights, "logits": learner.logits(probe), "losses": log.losses,
         "sent": dict(ranks.sent) if ranks is not None else {}, "held": held,
@@ -104,7 +148,7 @@ def add_noise(learner: Learner, seed: int) -> None:
 def place_by_chunk() -> None:
     """Let each insertion go to one rank: shards are uneven, some classes lie on one rank, and rank 3 holds nothing."""
     insertions = itertools.count()
-    ShardedCodes._fewest = lambda codes, number: np.full(number, next(insertions) % min(3, codes.ranks.world))
+    Shares._fewest = lambda codes, number: np.full(number, next(insertions) % min(3, codes.ranks.world))
 
 
 def learn_all(ranks: Ranks | None, cases: list[dict[str, Any]]) -> dict[str, Any]:

@@ -112,7 +112,8 @@ def test_texts_are_counted_without_padding(tmp_path, monkeypatch, notes):
     for part in ("train", "test"):
         table(tmp_path / f"{part}.csv", rows)
     config = change(preset("texts", own_data=str(tmp_path)), options)
-    network = SimpleNamespace(encode=lambda ids: torch.zeros(1, 384, ids.shape[1]), padding=torch.zeros(384, 1))
+    padding = torch.zeros(384, 1)
+    network = SimpleNamespace(encode=lambda ids: torch.zeros(1, 384, ids.shape[1]), padding=padding, device="cpu")
     network.eval = lambda: network
     monkeypatch.setattr(automatic, "build_network", lambda config: network)
     monkeypatch.setattr(automatic, "_BUFFER", f"{10 * (5 * 772 + 44)}B")

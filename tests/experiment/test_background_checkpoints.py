@@ -6,10 +6,14 @@ from threading import Event
 
 import numpy as np
 import pytest
-from killing import differences, make_photos
+import torch
+from killing import differences, make_photos, unequal
 from test_robustness import settings
 from xxhash import xxh3_128
 
+from graspcl.buffer import Buffer
+from graspcl.buffer.state import saved_state
+from graspcl.codec import Encoded, Half
 from graspcl.errors import GraspError
 from graspcl.experiment import runner
 from graspcl.experiment.checkpoints import Background, Segments, Stored
@@ -99,6 +103,23 @@ def test_a_bad_segment_is_told_of_and_the_checkpoint_before_is_used(tmp_path, ho
     assert load(place, said) == (0, [*range(20)])
     (line,) = said
     assert f"{new} is {how}" in line and "000002.safetensors" in line and line.endswith("trying the previous one")
+
+
+def test_a_segment_is_verified_before_its_codes_are_used(tmp_path):
+    """A thread verifies segments while others are read; one that is damaged or missing is replaced from elsewhere."""
+    written, read, said = Segments(tmp_path), Segments(tmp_path), []
+    known = [written.write(stored(range(20)))["names"], written.write(stored(range(40)))["names"]]
+    written.settle()
+    about = {"names": known[1], "shape": [40, 8], "dtype": "|u1"}
+    expected = np.asarray(read.open(about, np.arange(40)))
+    path = read.objects.path(known[1][1])
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with pytest.raises(GraspError, match="is damaged"):
+        read.open(about, np.arange(40))
+    codes = read.open(about, np.arange(40), lambda rows: 200 + expected[rows], said.append)
+    found = np.asarray(codes)
+    assert np.array_equal(found, np.concatenate([expected[:20], 200 + expected[20:]]))
+    assert len(said) == 1 and f"{path} is damaged" in said[0]
 
 
 def test_a_folder_that_was_cleared_forgets_what_was_written(tmp_path):
@@ -219,6 +240,87 @@ def test_a_finished_run_keeps_no_segments(tmp_path):
 def test_segments_share_what_is_equal(tmp_path):
     one, other = Segments(tmp_path), Segments(tmp_path)
     assert one.write(stored(range(4)))["names"] == other.write(stored(range(4)))["names"]
+
+
+# -- codes of different lengths ----------------------------------------------------------------------------------------
+
+PADDING = torch.full((4, 1), -4.0)
+
+
+def empty(kind: str) -> Buffer:
+    return Buffer(30, Half(), rng=1, padding=PADDING) if kind == "texts" else Buffer(30, Encoded(8), rng=1)
+
+
+def some_inputs(kind: str, number: int, seed: int):
+    rng = np.random.default_rng(seed)
+    if kind == "texts":
+        lengths = torch.from_numpy(rng.integers(9, size=number))  # some have no token at all
+        latents = torch.from_numpy(rng.normal(size=(number, 4, 8))).float()
+        return torch.where(torch.arange(8) < lengths[:, None, None], latents, PADDING)
+    return [rng.bytes(int(rng.integers(5, 90))) if i % 3 else f"/photos/{seed}/{i}.jpg" for i in range(number)]
+
+
+def insert(buffer: Buffer, kind: str, number: int, seed: int) -> None:
+    codes = buffer.encode(some_inputs(kind, number, seed))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("graspcl.codec.image_files._length", len)  # there are no such photos
+        buffer.insert_codes(codes, np.arange(number) % 3)
+
+
+def checkpoint(place: RunFolder, buffer: Buffer) -> None:
+    state = copied(saved_state(buffer, "codes", copy=False))
+    stored = Stored.of(buffer, state["columns"]["births"])
+    place.save_checkpoint({"stream": 0, "learner": {"buffer": state}}, stored)
+
+
+def resumed(place: RunFolder, kind: str, **how) -> Buffer:
+    state = RunFolder(place.path).load_checkpoint(pytest.fail if not how else lambda said: None, **how)
+    buffer = empty(kind)
+    buffer.load_state_dict(state["learner"]["buffer"])
+    return buffer
+
+
+@pytest.mark.parametrize("kind", ["texts", "files"])
+def test_codes_of_different_lengths_are_written_once(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr("graspcl.experiment.checkpoints._SEGMENT", 256)
+    place, buffer = RunFolder(tmp_path), empty(kind)
+    insert(buffer, kind, 30, seed=0)
+    checkpoint(place, buffer)
+    before = segments(place)
+    assert len(before) > 3
+    assert unequal(resumed(place, kind).state_dict(), buffer.state_dict()) == []
+    insert(buffer, kind, 2, seed=1)  # evicts two
+    checkpoint(place, buffer)
+    new = segments(place).keys() - before.keys()
+    assert before.items() <= segments(place).items() and sum(map(rows, new)) == (buffer.births >= 30).sum() > 0
+    other = resumed(place, kind)
+    assert unequal(other.state_dict(), buffer.state_dict()) == []
+    for changed in (other, buffer):
+        insert(changed, kind, 9, seed=2)
+    assert unequal(other.state_dict(), buffer.state_dict()) == []
+
+
+@pytest.mark.parametrize("kind", ["texts", "files"])
+def test_codes_of_different_lengths_are_taken_from_elsewhere_where_files_are_damaged(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr("graspcl.experiment.checkpoints._SEGMENT", 256)
+    place, buffer = RunFolder(tmp_path), empty(kind)
+    insert(buffer, kind, 30, seed=0)
+    checkpoint(place, buffer)
+    for path in list(segments(place))[::2]:
+        path.unlink()
+    codes = buffer.encode(some_inputs(kind, 30, 0))
+    assert unequal(resumed(place, kind, codes=lambda ids: codes[ids]).state_dict(), buffer.state_dict()) == []
+
+
+def test_texts_take_the_room_of_their_tokens(tmp_path):
+    """On the disk as in memory."""
+    place, buffer = RunFolder(tmp_path), empty("texts")
+    latents = torch.zeros(30, 4, 4000)
+    latents[:] = PADDING
+    latents[:, :, :2] = 0
+    buffer.insert(latents, np.arange(30) % 3)
+    checkpoint(place, buffer)
+    assert sum(path.stat().st_size for path in segments(place)) < 5000 < 30 * 4 * 4000 * 2
 
 
 class Late(Background):

@@ -67,6 +67,13 @@ def test_damaged_images_are_found_and_listed(alone, photos):
 
 
 @pytest.mark.slow
+def test_a_cache_that_cannot_be_written_is_an_error(photos, tmp_path):
+    (tmp_path / "cache").write_text("no folder")
+    code, output = call(tmp_path, "encode", str(photos), *SETTINGS, "--workers", "1")
+    assert code == 2 and "could not be written" in output and "Traceback" not in output, output
+    assert "are encoded" not in output
+
+
 def test_processes_share_the_work_and_resume_after_sigkill(alone, photos, tmp_path):
     command = ("encode", str(photos), *SETTINGS, "--workers", "2")
     code, output = call(tmp_path, *command, DIRECT="1", KILL="2")

@@ -24,7 +24,15 @@ from graspcl.experiment.prepare import arrange, open_data
 from graspcl.learner import Aligned, Optimiser
 from graspcl.model import Execution
 from graspcl.settings import Config, Part, change, from_plain, preset
-from graspcl.settings.config import BaseConfig, BufferConfig, ExecutionConfig, OptimiserConfig, StopConfig, as_plain
+from graspcl.settings.config import (
+    BaseConfig,
+    BufferConfig,
+    ExecutionConfig,
+    OptimiserConfig,
+    StopConfig,
+    as_plain,
+    identity,
+)
 from graspcl.settings.presets import names
 from graspcl.settings.read import flatten, merge, read_toml, settled
 from graspcl.settings.rules import check
@@ -609,3 +617,11 @@ change(preset("imagenet-300", "smoke"), {"seed": 3, "policy": "mir", "buffer": "
 assert "torch" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_runs_of_derpp_are_not_taken_for_those_with_its_former_loss():
+    given = change(Config(), {"learner": "derpp"})
+    assert identity(as_plain(given))["learner"]["loss"] == 2
+    teacher = identity(as_plain(change(given, {"learner.teacher": True})))
+    assert "loss" not in teacher["learner"]  # of the paper's presets; theirs did not change
+    assert "loss" not in identity(as_plain(Config()))["learner"]

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from graspcl import integrity
+from graspcl import Buffer, Learner, integrity
 from graspcl.errors import GraspError
 from graspcl.experiment import RunFolder
 from graspcl.integrity import Damaged, pack_arrays, read_arrays, read_object, read_text, seal_object
@@ -305,3 +305,38 @@ def test_damage_of_any_kind_falls_back_to_the_checkpoint_before(tmp_path):
 
 def test_the_checksum_is_xxh3():
     assert integrity.checksum("") == "99aa06d3014798d86001c324468d497f"  # as published with the algorithm
+
+
+def _learner():
+    return Learner(vector_network(4, generator=torch.Generator().manual_seed(0)), Buffer(), "uniform")
+
+
+@pytest.mark.parametrize("alone", [0, 2**24])
+def test_a_damaged_state_leaves_a_learner_as_it_is(tmp_path, monkeypatch, alone):
+    """However large a state is: it is copied while a thread verifies it, and used afterwards."""
+    monkeypatch.setattr(integrity, "_ALONE", alone)
+    learner, other = (_learner() for _ in range(2))
+    learner.observe(torch.arange(40.0).reshape(10, 4), [0, 1] * 5)
+    learner.save(tmp_path / "state")
+    before = pack_state(other.state_dict())
+    content = bytearray((tmp_path / "state").read_bytes())
+    content[-1] ^= 1
+    (tmp_path / "damaged").write_bytes(content)
+    with pytest.raises(GraspError, match="does not match its checksum"):
+        other.load(tmp_path / "damaged")
+    assert b"".join(map(bytes, pack_state(other.state_dict()))) == b"".join(map(bytes, before))
+    other.load(tmp_path / "state")
+    assert len(other.buffer) == 10
+
+
+def test_learners_that_load_one_file_share_nothing(tmp_path):
+    learners = [_learner() for _ in range(3)]
+    learners[0].observe(torch.arange(40.0).reshape(10, 4), [0, 1] * 5)
+    learners[0].save(tmp_path / "state")
+    before = (tmp_path / "state").read_bytes()
+    for one in learners[1:]:
+        one.load(tmp_path / "state")
+    learners[1].observe(torch.ones(30, 4), [0, 1, 2] * 10)  # its columns grow
+    learners[1].buffer["codes"][:] = 7
+    learners[2].save(tmp_path / "again")
+    assert (tmp_path / "again").read_bytes() == before == (tmp_path / "state").read_bytes()

@@ -6,6 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from graspcl.buffer import Buffer
+from graspcl.errors import GraspError
 from graspcl.learner import Aligned, Optimiser, aligned
 from graspcl.learner.aligned import _half
 from graspcl.learner.moments import Moments, Movement, discriminant_rows
@@ -312,3 +313,8 @@ def test_nothing_stored_is_nothing_to_correct():
     assert learned.predict(inputs).tolist() == labels.tolist()
     learned.buffer.clear()
     learned.relearn([])
+
+
+def test_a_module_that_is_not_cut_is_refused():
+    with pytest.raises(GraspError, match=r"network must be a SplitNetwork \(see SplitNetwork.cut\), got Sequential"):
+        Aligned(torch.nn.Sequential(torch.nn.Linear(2, 2)), Buffer())

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 from graspcl.buffer import Buffer
 from graspcl.codec import Encoded, Half
 from graspcl.errors import GraspError
-from graspcl.learner import Learner, learners
+from graspcl.learner import Learner, RanPac, learners
 from graspcl.learner.logistic import logistic_rows
 from graspcl.learner.moments import Moments, discriminant_rows, likeliest_shrinkage, ridge_rows
 from graspcl.model import make_network, vector_network, veridical
@@ -140,6 +140,36 @@ def test_weights_of_classes_are_those_of_a_balanced_set():
         learner.observe(INPUTS[LABELS > 0], LABELS[LABELS > 0])
         learner.observe(INPUTS[LABELS == 0][:3], LABELS[LABELS == 0][:3])
     assert (other.predict(INPUTS) == 0).sum() > (one.predict(INPUTS) == 0).sum()
+
+
+def test_layers_put_averaged_maps_beside_the_features():
+    network = make_network("small", generator=torch.Generator().manual_seed(0))
+    images = torch.randint(0, 255, (6, 3, 32, 32), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
+    learner = RanPac(network, Buffer(), dimensions=9, layers=2)
+    latents = learner.latents(images)
+    maps = []
+    last = [part for part in network.plastic if any(True for _ in part.parameters())][-2]
+    hook = last.register_forward_hook(lambda module, inputs, output: maps.append(output))
+    with torch.no_grad():
+        expected = network.eval()(latents).features
+        read = learner.read(latents)
+    hook.remove()
+    assert read.shape[1] == expected.shape[1] + maps[0].shape[1]
+    torch.testing.assert_close(read, torch.cat([maps[0].mean((2, 3)), expected], 1))
+    learner.observe(images, [0, 0, 0, 1, 1, 1])
+    assert learner.logits(images).shape == (6, 2)
+
+
+@pytest.mark.parametrize("name", ["ncm", "slda", "ranpac", "probe"])
+def test_logits_of_features_are_those_of_predictions(name):
+    learner = make(name)
+    learner.observe(INPUTS, LABELS)
+    assert torch.equal(learner.logits_of(INPUTS), learner.logits(INPUTS))  # vectors are their own features
+
+
+def test_layers_that_are_not_there_are_refused():
+    with pytest.raises(GraspError, match=r"ranpac\(layers=9\): this network has a chain of 2 layers after the cut"):
+        make("ranpac", layers=9)
 
 
 @pytest.mark.parametrize("name", ["ncm", "slda", "ranpac", "probe"])

@@ -15,15 +15,15 @@ REHEARSING = [name for name in learners.names() if learners.get(name).rehearses]
 # Another value of each parameter.
 CHANGES = {
     "aligned": {"corrected": False},
-    "derpp": {"alpha": 3.0, "beta": 0.1, "teacher": True, "average": "batch"},
+    "derpp": {"alpha": 3.0, "beta": 0.1, "teacher": True, "average": "terms"},
     "er_ace": {},
     "finetune": {},
     "gdumb": {"reset": False},
     "idbr": {"store_ratio": 0.2, "regularised": True, "balance": "task"},
     "ncm": {},
-    "offline": {"reset": False, "passes": 3.0, "tuned": False},
+    "offline": {"reset": False, "passes": 3.0, "tuned": False, "trial_passes": 1.0},
     "probe": {"strength": 50.0},
-    "ranpac": {"dimensions": 20, "ridge": 50.0, "weighting": "class"},
+    "ranpac": {"dimensions": 20, "ridge": 50.0, "weighting": "class", "layers": 2},
     "siesta": {},
     "slda": {"shrinkage": 0.9},
 }

@@ -72,30 +72,69 @@ def batch_of(learner, slots):
     return Batch(inputs, learner.rows(labels), slots, learner.network(inputs), new)
 
 
+def stored_logits(learner):
+    """What the 60 samples of the first session are held to: their logits of then, the lowest for classes 3 and 4."""
+    then = torch.from_numpy(learner.buffer["logits"][:60, :3].astype(np.float32))
+    return torch.cat([then, then.min(1, keepdim=True).values.expand(-1, 2)], 1)
+
+
 def test_derpp_loss_is_the_sum_of_its_terms_with_stored_logits():
-    learner, session, inputs, labels, _ = second_session(alpha=0.3, beta=0.7)
-    then = learner.buffer["logits"][:60, :3].astype(np.float32)  # of the network after the first session
+    learner, session, inputs, labels, _ = second_session(alpha=0.3, beta=0.7, average="terms")
+    then = stored_logits(learner)  # of the network after the first session
     for _ in range(3):
         session.step()
     slots = np.array([2, 25, 41, 70, 99])  # three old samples, two new ones
     batch = batch_of(learner, slots)
     logits = learner.network(inputs[slots]).logits
     ce = F.cross_entropy(logits, torch.from_numpy(labels[slots]), reduction="none")
-    mse = (logits[:3, :3] - torch.from_numpy(then[slots[:3]])).square().mean()
+    mse = (logits[:3] - then[slots[:3]]).square().mean()
     torch.testing.assert_close(learner.loss(batch), ce[3:].mean() + 0.7 * ce[:3].mean() + 0.3 * mse)
 
 
-def test_derpp_counts_every_sample_once_if_it_averages_over_the_batch():
+def test_derpp_counts_every_sample_once_unless_it_has_a_teacher():
     """Four old samples and one new one: each has a fifth of the loss, old ones times beta and with alpha times MSE."""
-    learner, session, inputs, labels, _ = second_session(alpha=0.3, beta=0.7, average="batch")
-    then = torch.from_numpy(learner.buffer["logits"][:60, :3].astype(np.float32))
+    learner, session, inputs, labels, _ = second_session(alpha=0.3, beta=0.7)
+    then = stored_logits(learner)
     session.step()
     for slots, old in ((np.array([2, 25, 41, 50, 99]), 4), (np.arange(5), 5), (np.arange(80, 85), 0)):
         logits = learner.network(inputs[slots]).logits
         ce = F.cross_entropy(logits, torch.from_numpy(labels[slots]), reduction="none")
-        mse = (logits[:old, :3] - then[slots[:old]]).square().mean(1)
+        mse = (logits[:old] - then[slots[:old]]).square().mean(1)
         expected = (ce[old:].sum() + 0.7 * ce[:old].sum() + 0.3 * mse.sum()) / 5
         torch.testing.assert_close(learner.loss(batch_of(learner, slots)), expected)
+
+
+@pytest.mark.parametrize("average", ["terms", "batch"])
+def test_derpp_has_the_loss_of_the_original_where_half_of_a_batch_is_new_and_the_head_has_all_rows(average):
+    """Buzzega et al. store logits of all classes, also of later ones; with half a batch new, only the scale differs."""
+    inputs, labels = clusters()
+    network = vector_network(12, classes=5, generator=torch.Generator().manual_seed(0))
+    buffer = Buffer(columns=Derpp.columns(5))
+    learner = Derpp(network, buffer, "uniform", Optimiser(lr=0.1), alpha=0.3, beta=0.7, average=average)
+    learner.observe(inputs[labels < 3], labels[labels < 3])
+    learner.rehearse(Budget(20, 16))
+    then = learner.outputs(inputs[:60], "logits").half().float()
+    learner.observe(inputs[labels >= 3], labels[labels >= 3])
+    old, new = np.array([3, 30, 50]), np.array([61, 80, 90])
+    batch = batch_of(learner, np.append(old, new))
+    expected = F.cross_entropy(batch.logits[3:], batch.targets[3:])
+    expected = expected + 0.7 * F.cross_entropy(batch.logits[:3], batch.targets[:3])
+    expected = expected + 0.3 * F.mse_loss(batch.logits[:3], then[old])
+    torch.testing.assert_close(learner.loss(batch), expected / {"terms": 1, "batch": 2}[average])
+
+
+def test_derpp_holds_no_later_class_to_the_logit_of_a_samples_only_class():
+    inputs, labels = clusters(classes=2)
+    learner = make("derpp", "uniform", dropout=0.0, beta=0.0)
+    learner.observe(inputs[labels < 1], labels[labels < 1])
+    learner.rehearse(Budget(5, 4))
+    then = torch.from_numpy(learner.buffer["logits"][:20, 0].astype(np.float32))
+    learner.observe(inputs[labels > 0], labels[labels > 0])
+    batch = batch_of(learner, np.arange(4))
+    loss = learner.loss(batch)
+    torch.testing.assert_close(loss, 0.1 * F.mse_loss(batch.logits[:, 0], then[:4]))
+    loss.backward()
+    assert all(parameter.grad.isfinite().all() for _, parameter in learner.network.plastic_parameters())
 
 
 def test_derpp_stores_what_the_network_said_when_a_sample_stopped_being_new():
@@ -136,7 +175,7 @@ def test_derpp_loss_with_a_teacher_is_held_to_the_network_of_the_sessions_begin(
 
 @pytest.mark.parametrize("teacher", [False, True])
 def test_derpp_without_new_or_without_old_samples_is_cross_entropy(teacher):
-    learner, _, _, _, _ = second_session(teacher=teacher)
+    learner, _, _, _, _ = second_session(teacher=teacher, average="terms")
     for slots in (np.arange(5), np.arange(80, 85)):
         batch = batch_of(learner, slots)
         torch.testing.assert_close(learner.loss(batch), batch.cross_entropies.mean())

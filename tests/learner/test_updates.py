@@ -96,3 +96,18 @@ def test_mir_looks_one_step_ahead_at_the_rate_of_the_update(monkeypatch):
     x, labels = one.buffer.fetch(slots)
     losses = torch.nn.functional.cross_entropy(one.network(x).logits, one.rows(labels), reduction="none")
     torch.testing.assert_close(found, losses.detach())
+
+
+def test_a_session_that_an_unfused_optimiser_began_resumes_with_a_fused_one():
+    given = learner("uniform", name="adamw", lr=0.01)
+    given.observe(inputs(20), np.arange(20) % 2)
+    begun = Rehearsal(given, Budget(4, 5))
+    begun.step()
+    state = begun.state_dict()
+    for group in state["optimizer"]["param_groups"]:
+        group["fused"] = None  # as earlier versions saved it
+    resumed = Rehearsal(given, Budget(4, 5), state)
+    assert all(group["fused"] for group in resumed._optimizer.param_groups)
+    while not resumed.done:
+        resumed.step()
+    assert np.isfinite(resumed.finish().losses).all()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from graspcl.model.layers import (
     InvertedResidual,
     PaddedConv2d,
     SameConv2d,
+    SmallDepthwise,
     SqueezeExcitation,
     StandardizedConv2d,
     fork,
@@ -65,6 +68,49 @@ def test_same_padding_is_tensorflows(size: tuple[int, int], kernel: int, stride:
     expected = F.conv2d(F.pad(x, pads), conv.weight, stride=stride)
     assert expected.shape[-2:] == tuple(-(-n // stride) for n in size)
     torch.testing.assert_close(conv(x), expected)
+
+
+@pytest.mark.parametrize(
+    ("size", "kernel"), [((1, 1), 3), ((2, 2), 3), ((1, 1), 5), ((2, 2), 5), ((4, 4), 5), ((3, 5), 5), ((8, 8), 5)]
+)
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("form", [PaddedConv2d, SameConv2d, StandardizedConv2d])
+def test_gradients_of_small_depthwise_convolutions_are_pytorchs(
+    size: tuple[int, int], kernel: int, stride: int, form: type[PaddedConv2d]
+) -> None:
+    seeded = torch.Generator().manual_seed(0)
+    layer = build(lambda: form(6, 6, kernel, stride, groups=6), seeded).double()
+    x = torch.randn(3, 6, *size, generator=seeded, dtype=torch.float64)
+    x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
+
+    def gradients() -> tuple[torch.Tensor, ...]:
+        output = layer(x)
+        towards = torch.randn(output.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        return (output, *torch.autograd.grad(output, [x, layer.weight], towards))
+
+    fast = gradients()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(SmallDepthwise, "suits", staticmethod(lambda *given: False))
+        plain = gradients()
+    assert "SmallDepthwise" in str(layer(x).grad_fn)
+    assert "SmallDepthwise" not in str(plain[0].grad_fn)
+    for ours, theirs in zip(fast, plain, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+
+
+def test_only_depthwise_convolutions_of_small_maps_that_train_are_special() -> None:
+    seeded = torch.Generator().manual_seed(0)
+    depthwise, grouped = (build(lambda n=n: PaddedConv2d(4, 4, 5, groups=n), seeded) for n in (4, 2))
+    narrow = build(lambda: PaddedConv2d(4, 4, 3, groups=4), seeded)
+    small, large = torch.ones(1, 4, 8, 8), torch.ones(1, 4, 9, 9)
+    for slower in (narrow(small), depthwise(torch.ones(64, 4, 8, 8)), depthwise(small[0])):
+        assert "SmallDepthwise" not in str(slower.grad_fn)
+    assert "SmallDepthwise" in str(depthwise(small).grad_fn)
+    assert "SmallDepthwise" not in str(depthwise(large).grad_fn)
+    assert "SmallDepthwise" not in str(grouped(small).grad_fn)
+    with torch.no_grad():
+        assert depthwise(small).grad_fn is None
+    assert "SmallDepthwise" not in str(depthwise.requires_grad_(False)(small.requires_grad_()).grad_fn)
 
 
 def test_frozen_batch_norm_keeps_its_statistics_and_trains_its_affine() -> None:
@@ -199,3 +245,13 @@ def test_initialise_leaves_nothing_out_silently() -> None:
 def test_forks_differ_from_each_other() -> None:
     generator = seeded()
     assert fork(generator).initial_seed() != fork(generator).initial_seed()
+
+
+def test_a_network_is_made_without_importing_sympy():
+    """It would be a fifth of the time until a picture is predicted."""
+    code = (
+        "import sys, torch; from torch import nn; from graspcl.model import build;"
+        "made = build(lambda: nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2)), torch.Generator().manual_seed(0));"
+        "assert 'sympy' not in sys.modules and not any(part.is_meta for part in made.state_dict().values())"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

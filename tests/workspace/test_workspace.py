@@ -9,12 +9,14 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("wordllama", reason="needs graspcl[demo]")
 
 from made_up_texts import rows, table, texts
 
 from graspcl import GraspError, Workspace
+from graspcl.policy import Budget
 from graspcl.progress import Silent
 from graspcl.workspace.calibration import auroc, score
 from graspcl.workspace.learning import Refused
@@ -158,6 +160,34 @@ def test_a_full_memory_stays_within_its_size(tmp_path, monkeypatch):
     assert {one.name: one.seen for one in shop.status().classes} == dict.fromkeys((*KINDS, "music"), 60)
 
 
+def test_a_codec_that_costs_hardly_any_accuracy_is_used_where_it_fits(tmp_path, monkeypatch):
+    monkeypatch.setenv("GRASPCL_CACHE", str(tmp_path / "cache"))
+    data, notes = table(tmp_path / "first.csv", rows("fruit", "tool", "animal", end=60)), Notes()
+    shop = Workspace.new(tmp_path / "shop", data, backbone="vector", memory="120KB", updates=2, progress=notes)
+    assert shop.config.codec.name == "int8"
+    said = "codec = int8: 180 samples take 0.1 MB in half and 0.1 MB in int8, for a memory of 120KB"
+    assert said in notes.lines
+
+
+def test_held_out_samples_pass_through_the_network_once(shop, monkeypatch):
+    version = stored(shop)
+    codes, outputs, asked = torch.from_numpy(version.held.codes), type(version.learner).outputs, []
+    expected = version.learner.outputs(codes, "logits")
+    monkeypatch.setattr(
+        type(version.learner), "outputs", lambda self, *given: asked.append(len(given[0])) or outputs(self, *given)
+    )
+    assert torch.equal(version.logits(), expected)
+    assert version.accuracy() == version.right().mean() and version.calibration().samples == len(codes)
+    assert asked == [len(codes)]
+    version.retrained()
+    assert torch.equal(version.logits(), expected) and asked == [len(codes)] * 2
+
+
+def test_no_session_begins_with_a_pass_over_the_memory(shop):
+    shop.learn(texts("car", 0, 20), ["car"] * 20)
+    assert stored(shop).learner.rehearse(Budget(2, 10)).costs.selection_forward == 0
+
+
 def test_duplicates_are_counted_and_contradictions_are_left_out(shop):
     known, new = texts("fruit", 0, 3), texts("car", 0, 8)
     result = shop.learn([*known, *new, new[0]], ["fruit", "fruit", "tool", *["car"] * 9])
@@ -223,7 +253,8 @@ def test_a_learn_that_makes_a_class_fall_is_refused(shop):
 def test_classes_with_few_held_out_samples_are_tested_together(shop, monkeypatch):
     """Training ruins the head. Each class has four held-out samples, too few for a test of its own."""
 
-    def ruin(learner, *others):
+    def ruin(version, *others, **options):
+        learner = version.learner
         learner.predict_codes(learner.buffer["codes"][:1])  # solves the head
         learner.network.head.weight.zero_()
         learner.network.head.bias.zero_()[0] = 1

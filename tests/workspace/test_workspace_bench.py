@@ -19,9 +19,22 @@ from graspcl.workspace.arriving import open_labelled
 from graspcl.workspace.making import choose_settings
 
 
+class Steps(Silent):
+    """Progress that remembers the titles of its steps."""
+
+    def __init__(self):
+        self.titles = []
+
+    def task(self, title, total):
+        self.titles.append(title)
+        return super().task(title, total)
+
+
 def test_all_ways_are_compared_in_one_run(tmp_path):
     data = table(tmp_path / "texts.csv", rows("fruit", "tool", "animal", "car", "music", end=20))
-    found = list(run(str(data), first=3, weeks=2, backbone="vector"))
+    steps = Steps()
+    found = list(run(str(data), first=3, weeks=2, backbone="vector", progress=steps))
+    assert {"reading week 0 for others", "training offline", "training probe", "training finetune"} <= set(steps.titles)
     assert [one.name.split()[0] for one in found] == ["workspace", "retraining", "probe", "fine-tuning"]
     assert found[0].accuracy > 90 and (found[0].points, found[0].time) == (0.0, 1.0)
     for one in found[1:]:

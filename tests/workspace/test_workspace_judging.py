@@ -151,23 +151,36 @@ def test_scores_of_another_version_do_not_count(tmp_path):
     assert recent_scores(tmp_path, 2) == [7.0] and recent_scores(tmp_path, 1) == []
 
 
+def scripted(stored, accuracies, restored=None):
+    """A version that stores so many samples, and whose held-out accuracy is what is given, one after the other."""
+    left, restored = iter(accuracies), [] if restored is None else restored
+    learner = SimpleNamespace(buffer=range(stored), knowledge=lambda: "before", restore=restored.append)
+    return SimpleNamespace(learner=learner, held=range(100), accuracy=lambda: next(left), retrained=lambda: None)
+
+
 def test_a_pass_that_lowers_the_accuracy_is_undone_and_explained(monkeypatch):
-    restored, accuracies = [], iter([0.9, 0.1])
-    learner = SimpleNamespace(buffer=range(40), knowledge=lambda: "before", restore=restored.append)
+    restored: list[str] = []
     monkeypatch.setattr("graspcl.workspace.training._session", lambda *_: 4)
-    found = train(learner, lambda: next(accuracies), 100, Effort(), 10, 0.0, Silent())
+    found = train(scripted(40, [0.9, 0.1], restored), Effort(), 10, 0.0, Silent())
     assert found.updates == 0 and restored == ["before"]
     assert "a pass over the memory lowered held-out accuracy" in found.reason
     assert "the last layer still learned the new samples" in found.reason
 
 
 def test_passes_are_numbered_and_end_when_nothing_is_left_to_gain(monkeypatch):
-    learner, titles = SimpleNamespace(buffer=range(40), knowledge=lambda: "before"), []
+    titles: list[str] = []
     monkeypatch.setattr("graspcl.workspace.training._session", lambda *given: titles.append(given[-1]) or 4)
-    accuracies = iter([0.5, 0.8, 1.0])
-    found = train(learner, lambda: next(accuracies), 100, Effort(), 10, 0.0, Silent())
+    found = train(scripted(40, [0.5, 0.8, 1.0]), Effort(), 10, 0.0, Silent())
     assert titles == ["training, pass 1 of at most 3", "training, pass 2 of at most 3"]
     assert (found.updates, found.reason) == (8, "all held-out samples are predicted correctly")
+
+
+@pytest.mark.parametrize(("stored", "updates"), [(30, 9), (100, 30), (1_000, 100), (10_000, 500)])
+def test_a_later_change_makes_half_a_pass_and_three_passes_of_a_small_memory(stored, updates, monkeypatch):
+    monkeypatch.setattr("graspcl.workspace.training._session", lambda version, number, *_: number)
+    rising = [0.1, 0.2, 0.3, 0.4]
+    assert train(scripted(stored, rising), Effort(), 10, 0.0, Silent(), first=False).updates == updates
+    assert train(scripted(stored, rising), Effort(), 10, 0.0, Silent()).updates == 3 * round(stored / 10)
 
 
 @pytest.mark.parametrize("text", ["", "two", "5 parsecs", "-3s", "nan", "inf"])

@@ -10,8 +10,9 @@ from itertools import chain
 from typing import Any
 
 from graspcl.errors import GraspError
+from graspcl.progress import Progress
 
-BENCHES = {name: name for name in ("selection", "insert", "decode", "session", "heads", "state")} | {
+BENCHES = {name: name for name in ("selection", "insert", "decode", "session", "filters", "heads", "state")} | {
     "policies": "policy_times"
 }
 # Not part of "all", since they take minutes; with their options.
@@ -23,11 +24,11 @@ ON_REQUEST = {
 }
 
 
-def run_benches(what: str, as_json: bool = False, **options: Any) -> bool:
+def run_benches(what: str, as_json: bool = False, progress: Progress | None = None, **options: Any) -> bool:
     """Run one bench, or "all" of those with bars; print the results and return whether no bar was missed.
 
-    Results are printed as they are measured, as rows of a Markdown table. Those on request take
-    options.
+    Results are printed as they are measured, as rows of a Markdown table. Those on request take options. `progress`
+    shows the steps of the longest, which takes an hour on large data.
     """
     for name in options:
         if name not in ON_REQUEST.get(what, ()):
@@ -41,7 +42,7 @@ def run_benches(what: str, as_json: bool = False, **options: Any) -> bool:
             raise GraspError("bench workspace needs samples: set --data PATH, class folders or a table of texts")
         if not as_json:
             sys.stdout.write(workspace.HEADER + "\n")
-        return _print(workspace.run(**options), as_json)
+        return _print(workspace.run(**options, progress=progress), as_json)
     if what == "network":
         from graspcl.bench import network
 

@@ -2,7 +2,8 @@
 
 Load changes from second to second, and both sides of a round see the same load. CPU seconds do not count the time in
 which other programs run; those of all threads add up. torch uses one thread, because threads that wait for each other
-spend CPU seconds, too.
+spend CPU seconds, too. Where threads share the work, what counts is how long a user waits: seconds of the clock, which
+need an idle machine.
 """
 
 from __future__ import annotations
@@ -69,19 +70,29 @@ def interleave(*calls: Callable[[], object], rounds: int = ROUNDS, repeat: int =
 
     Short calls are repeated: each turn makes `repeat` calls.
     """
+    spent: Array = interleave_both(*calls, rounds=rounds, repeat=repeat)[0]
+    return spent
+
+
+def interleave_both(*calls: Callable[[], object], rounds: int = ROUNDS, repeat: int = 1) -> Array:
+    """Return the CPU seconds of `interleave` and the seconds that passed meanwhile, [2, calls, rounds]."""
     for call in calls:
         call()
-    return np.array([[cpu_seconds(call, repeat) for call in calls] for _ in range(rounds)]).T
+    return np.array([[_seconds(call, repeat) for call in calls] for _ in range(rounds)]).T
 
 
 def cpu_seconds(call: Callable[[], object], repeat: int = 1) -> float:
     """Return the CPU seconds that this process spends on `repeat` calls."""
-    begin = time.process_time()
+    return _seconds(call, repeat)[0]
+
+
+def _seconds(call: Callable[[], object], repeat: int) -> tuple[float, float]:
+    begin, passed = time.process_time(), time.perf_counter()
     for _ in range(repeat):
         call()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    return time.process_time() - begin
+    return time.process_time() - begin, time.perf_counter() - passed
 
 
 @contextmanager

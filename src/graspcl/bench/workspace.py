@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from graspcl.buffer import Codes
 from graspcl.checks import Array
@@ -22,9 +22,10 @@ from graspcl.data import Samples, Subset
 from graspcl.errors import GraspError
 from graspcl.experiment.prepare import EncodedTexts, make_learner
 from graspcl.learner import Learner
+from graspcl.learner.rehearsal import Rehearsal
 from graspcl.model.texts import encoder_source
 from graspcl.policy import Budget
-from graspcl.progress import Silent
+from graspcl.progress import Progress, Silent
 from graspcl.random import generator
 from graspcl.settings.config import Config
 from graspcl.settings.read import replaced
@@ -45,9 +46,7 @@ _BARS: dict[str, dict[str, Callable[[float, float], bool]]] = {  # by learner: w
     },
     "probe": {"at least 1 point ahead": lambda points, share: points >= 1.0},
 }
-_ONE_TRAINING = 1 / (
-    1 + 3 * 0.9
-)  # of retraining's time: before it, three rates are tried on nine tenths of the samples
+_TRIAL = 3.0  # passes with which retraining tries a rate; it makes ten with the best
 _READ = 64  # samples that are encoded at a time
 _ADAPTIVE = "adaptive_classifier"  # a package for texts; compared with where it is installed
 
@@ -84,12 +83,12 @@ HEADER = (
 
 def run(
     data: str, first: int | None = None, weeks: int = 4, per_class: int | None = None, backbone: str | None = None,
-    pixels: int | None = None, memory: str = MEMORY,
+    pixels: int | None = None, memory: str = MEMORY, progress: Progress | None = None,
 ) -> Iterator[Result]:  # fmt: skip
     """Yield the results of a workspace that learns `first` classes and then the others in equal weeks.
 
-    Retraining chooses its rate on held-out samples. Its time is that of reading everything and of one training, without
-    the search for the rate.
+    Retraining chooses its rate and head on held-out samples. Its time is that of reading and encoding everything and of
+    ten passes, without the search for the rate.
 
     Args:
         data: class folders of images, or a table of texts; a share is held out if there are no test samples.
@@ -97,8 +96,10 @@ def run(
         weeks: in how many weeks the others arrive.
         per_class: samples per class at most, of training and of test samples each.
         backbone, pixels, memory: as for `Workspace.new`.
+        progress: what shows the steps; by default nothing is shown.
     """
-    config = choose_settings(data, backbone, memory, pixels, 0, _Told())
+    progress = progress or Silent()
+    config = choose_settings(data, backbone, memory, pixels, 0, progress)
     samples: Samples[Any] = open_labelled(config, data)
     if per_class is not None:
         samples = Subset(samples, per_class=per_class, test_per_class=per_class, rng=generator(0, "subset"))
@@ -111,9 +112,9 @@ def run(
     order = generator(0, "weeks").permutation(number)
     parts = [order[:first], *np.array_split(order[first:], weeks)]
     train = [samples.train[np.isin(samples.labels[samples.train], part)] for part in parts]
-    mine, seconds, codec_config = _workspace(config, samples, train)
+    mine, seconds, codec_config = _workspace(config, samples, train, progress)
     yield Result("workspace", mine, seconds, 0.0, 1.0)
-    others = _Others(codec_config, samples, train)
+    others = _Others(codec_config, samples, train, progress)
     ways = {
         "retraining on everything": "offline", "probe on all features": "probe",
         "fine-tuning on the new week": "finetune",
@@ -127,27 +128,21 @@ def run(
         yield Result(name, accuracy, spent, points, share, bars)
 
 
-class _Told(Silent):
-    """Tells what was chosen, on standard error."""
-
-    def note(self, text: str) -> None:
-        sys.stderr.write(f"{text}\n")
-
-
-def _workspace(config: Config, samples: Samples[Any], train: list[Array]) -> tuple[float, float, Config]:
+def _workspace(
+    config: Config, samples: Samples[Any], train: list[Array], progress: Progress
+) -> tuple[float, float, Config]:
     """Return the accuracy after the last week, its seconds, and the settings with the codec that was chosen."""
     with tempfile.TemporaryDirectory() as folder, Store.create(Path(folder) / "shop", {}) as store:
-        empty = new_version(config, samples, train[0], _Told())
+        empty = new_version(config, samples, train[0], progress)
         chosen, seconds = empty.config, 0.0
         for week, rows in enumerate(train):
             start = time.perf_counter()
             load = (lambda: Version.load(store)) if week else (lambda: deepcopy(empty))
-            version, result = learn(load, samples, rows, Effort(), Silent())
+            version, result = learn(load, samples, rows, Effort(), progress)
             version.save(store, "learn" if week else "new", summary_of(result, f"week {week}"))
             seconds = time.perf_counter() - start
-            sys.stderr.write(
-                f"week {week}: {result.samples} samples, held-out accuracy {result.overall}, {seconds:.0f} s\n"
-            )
+            told = f"{result.samples} samples, {result.trained.updates} updates, held-out accuracy {result.overall}"
+            progress.note(f"week {week}: {told}, {seconds:.1f} s")
         found = evaluate(load_classifier(store), samples, np.array(samples.test), Silent())
         return found.overall.points, seconds, chosen
 
@@ -179,47 +174,58 @@ def _texts(samples: Samples[Any], rows: Array) -> list[str]:
 class _Others:
     """Other ways to stay current, with the same network. All read half-precision latents of all samples."""
 
-    def __init__(self, config: Config, samples: Samples[Any], train: list[Array]) -> None:
+    def __init__(self, config: Config, samples: Samples[Any], train: list[Array], progress: Progress) -> None:
         self.config = replaced(config, {"codec.name": "half", "buffer.capacity": None})
-        self.samples, self.train = samples, train
+        self.samples, self.train, self.progress = samples, train, progress
         start = time.perf_counter()
-        self.codes = [self._encode(rows) for rows in train]
+        self.codes = [self._encode(rows, f"reading week {week} for others") for week, rows in enumerate(train)]
         self.encoding = time.perf_counter() - start  # of all samples: retraining reads everything again
-        self.test = self._encode(np.array(samples.test))
+        self.test = self._encode(np.array(samples.test), "reading test samples")
 
     def week(self, name: str) -> tuple[float, float]:
         """Return the accuracy of a learner after the last week, and the seconds of that week."""
         learner = self._learner(name)
-        batch = self.config.budget.batch_size
-        spent = self.encoding * (1.0 if name == "offline" else len(self.train[-1]) / sum(map(len, self.train)))
-        if name != "finetune":  # they depend on all samples, not on the weeks
+        if name == "finetune":
+            seconds = 0.0
             for codes, rows in zip(self.codes, self.train, strict=True):
                 learner.observe_codes(codes, self.samples.labels[rows], rows)
-            start = time.perf_counter()
-            learner.rehearse(Budget.passes(1, len(learner.buffer), batch))
-            trained = time.perf_counter() - start
-            return self._accuracy(learner), spent + trained * (_ONE_TRAINING if name == "offline" else 1.0)
-        start = time.perf_counter()
-        for codes, rows in zip(self.codes, self.train, strict=True):
-            start = time.perf_counter()
+                seconds = self._rehearsed(learner, name, 3)
+            share = len(self.train[-1]) / sum(map(len, self.train))  # it reads the new samples alone
+            return self._accuracy(learner), self.encoding * share + seconds
+        for codes, rows in zip(self.codes, self.train, strict=True):  # the others depend on all samples, not on weeks
             learner.observe_codes(codes, self.samples.labels[rows], rows)
-            learner.rehearse(Budget.passes(3, len(rows), batch))
-        return self._accuracy(learner), spent + time.perf_counter() - start
+        seconds = self._rehearsed(learner, name, 1)
+        return self._accuracy(learner), self.encoding + seconds
+
+    def _rehearsed(self, learner: Learner, name: str, passes: float) -> float:
+        """Run a session; return its seconds, without the search for a rate before it."""
+        budget = learner.session_budget(Budget.passes(passes, len(learner.buffer), self.config.budget.batch_size))
+        if name == "offline":
+            self.progress.note(f"choosing the rate of retraining: {_TRIAL:.0f} passes with each of three")
+        session = Rehearsal(learner, budget)
+        with self.progress.task(f"training {name}", budget.updates) as advance:
+            while not session.done:
+                session.step()
+                advance(1)
+        costs = session.finish().costs
+        return costs.selection_seconds + costs.training_seconds
 
     def _learner(self, name: str) -> Learner:
         from graspcl.codec import codecs
 
-        config = replaced(self.config, {"learner.name": name})
+        parameters = {"learner.trial_passes": _TRIAL} if name == "offline" else {}
+        config = replaced(self.config, {"learner.name": name, **parameters})
         return make_learner(config, new_network(config)[0], codecs.create("half"), len(self.samples.classes))
 
-    def _encode(self, rows: Array) -> Codes:
-        learner = self._learner("aligned")
-        parts = []
-        for begin in range(0, len(rows), _READ):
-            inputs, _, problems = self.samples.read_some(rows[begin : begin + _READ])
-            if problems:
-                raise GraspError(f"the bench needs samples that can all be read: {problems[0]}")
-            parts.append(torch.as_tensor(learner.encode(inputs)))
+    def _encode(self, rows: Array, title: str) -> Codes:
+        learner, parts = self._learner("aligned"), list[Tensor]()
+        with self.progress.task(title, len(rows)) as advance:
+            for begin in range(0, len(rows), _READ):
+                inputs, _, problems = self.samples.read_some(rows[begin : begin + _READ])
+                if problems:
+                    raise GraspError(f"the bench needs samples that can all be read: {problems[0]}")
+                parts.append(torch.as_tensor(learner.encode(inputs)))
+                advance(len(inputs))
         return torch.cat(parts)
 
     def _accuracy(self, learner: Learner) -> float:

@@ -70,6 +70,8 @@ class Buffer(Guarded, Views):
     (3, [2, 1], torch.Size([1, 4]))
     """
 
+    divided = False  # whether several processes hold a part each
+
     def __init__(
         self,
         capacity: int | str | None = None,
@@ -318,7 +320,7 @@ class Buffer(Guarded, Views):
     @property
     def equal_codes(self) -> bool:
         """Whether all codes are in this process, as an array [n, …]."""
-        return self._sized is None
+        return self._sized is None and not self.divided
 
     def excess_of(self, order: Array) -> int:
         """Return how many samples must go for the others to fit, if they go in the order of slots `order` [n]."""

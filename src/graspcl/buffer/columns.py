@@ -14,6 +14,7 @@ from numpy.lib import format as npy
 
 from graspcl.checks import Array
 from graspcl.errors import GraspError, nearest
+from graspcl.files import check_regular
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +27,7 @@ _LARGEST_LABEL = 2**24 - 1  # the class index holds arrays as long as the larges
 
 
 class Storage(dict[str, Array]):
-    """Named columns with the same number of rows, initialised with copies of `columns`.
+    """Named columns with the same number of rows, initialised with copies of `columns`, or in memory with themselves.
 
     >>> storage = Storage(columns={"codes": np.ones((3, 8), np.uint8)})
     >>> storage.reserve(100)
@@ -34,8 +35,14 @@ class Storage(dict[str, Array]):
     (100, 24)
     """
 
-    def __init__(self, folder: str | Path | None = None, columns: Mapping[str, Array] | None = None) -> None:
+    def __init__(
+        self, folder: str | Path | None = None, columns: Mapping[str, Array] | None = None, copy: bool = True
+    ) -> None:
         columns = columns or {}
+        if folder is None and not copy:
+            super().__init__(columns)
+            self.folder = None
+            return
         super().__init__({name: value[:0] for name, value in columns.items()})
         self.folder = None if folder is None else Path(folder)
         if self.folder is not None:
@@ -51,9 +58,9 @@ class Storage(dict[str, Array]):
             else:
                 read_into(self[name])
 
-    def like(self, columns: Mapping[str, Array]) -> Storage:
-        """Return a storage of the same kind with copies of `columns`."""
-        return Storage(self.folder, columns)
+    def like(self, columns: Mapping[str, Array], copy: bool = True) -> Storage:
+        """Return a storage of the same kind with copies of `columns`, or where they are in memory with themselves."""
+        return Storage(self.folder, columns, copy)
 
     @classmethod
     def attach(cls, folder: Path, columns: Columns) -> Storage:
@@ -160,6 +167,7 @@ def map_array(file: Path) -> Array:
         ValueError: it is damaged.
     """
     try:
+        check_regular(file, os.stat(file))  # a pipe would be waited for
         found = npy.open_memmap(file, "r")  # "r+" would add what is missing at its end
         whole = found.offset + found.nbytes == file.stat().st_size
         found = npy.open_memmap(file, "r+") if whole else found

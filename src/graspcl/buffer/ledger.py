@@ -16,6 +16,7 @@ from graspcl.buffer.sequences import PER_CODE, Rows, Sequences
 from graspcl.cache import digest_of, lock
 from graspcl.checks import Array
 from graspcl.errors import GraspError
+from graspcl.files import read_regular
 from graspcl.integrity import checksum, read_object, seal_object
 from graspcl.state import write_whole
 
@@ -112,7 +113,7 @@ def reopen(
     if folder is None:
         raise GraspError("a buffer in memory cannot be opened; give the folder of its storage")
     try:
-        made = read_object((folder / "buffer.json").read_bytes())
+        made = read_object(read_regular(folder / "buffer.json"))
         columns = {name: (tuple(shape), np.dtype(dtype)) for name, (shape, dtype) in made["columns"].items()}
         shape, dtype = tuple(made["codes"][0]), np.dtype(made["codes"][1])
         buffer = kind(made["capacity"], codec, rule, columns, rng=rng, padding=padding)

@@ -89,11 +89,11 @@ class Sequences:
         parts = np.split(codes, range(_CHUNK, len(codes), _CHUNK))
         return np.concatenate([self._before_padding(part) for part in parts])
 
-    def packed(self, codes: Array, lengths: Array) -> dict[str, Array]:
-        """Return codes [n, …] as `saved_state` does: all locations before the padding, and the padding."""
-        places = np.moveaxis(codes, self._axis, 1)
-        real = np.arange(places.shape[1]) < lengths[:, None] // self._each
-        return {"locations": places[real].reshape(-1, len(self.padding)), "padding": self.padding}
+    def packed(self, codes: Array, lengths: Array) -> dict[str, Any]:
+        """Return codes [n, …] as `saved_state` does."""
+        places, counts = np.moveaxis(codes, self._axis, 1), lengths // self._each
+        real = np.arange(places.shape[1]) < counts[:, None]
+        return self._described(places[real].reshape(-1, len(self.padding)), counts)
 
     def write(self, codes: Array, lengths: Array) -> Array:
         """Store codes [n, …], which take `lengths` [n] bytes; return where they start [n]."""
@@ -147,16 +147,34 @@ class Sequences:
         self._link_free(np.flatnonzero(free).astype(_LINK))
         return kept
 
-    def saved_state(self, starts: Array) -> dict[str, Array]:
-        """Return all locations of the codes that start at `starts` [n], one code after the other, and the padding."""
-        rows = self._rows(starts)
-        return {"locations": self._pool[_PLACES][rows[rows > 0]], "padding": self.padding}
+    def saved_state(self, starts: Array) -> dict[str, Any]:
+        """Return the codes that start at `starts` [n] without their padding; `padded` adds it again.
 
-    def restore_state(self, state: Mapping[str, Any], shape: tuple[int, ...], lengths: Array) -> Array:
-        """Store what `saved_state` returned, of codes of `shape` that take `lengths` [n] bytes; return their starts."""
-        self._padding = np.asarray(state["padding"])
+        There are all locations, one code after the other, how many each code has, the padding, and the codes' axis of
+        locations.
+        """
+        rows = self._rows(starts)
+        real = rows > 0
+        return self._described(self._pool[_PLACES][rows[real]], real.sum(1))
+
+    def restore_state(self, state: Any, shape: tuple[int, ...], lengths: Array) -> Array:
+        """Store the codes of a state; return where they start [n].
+
+        Args:
+            state: what `saved_state` returned, or codes [n, …] in files.
+            shape: of one code.
+            lengths: how many bytes each code takes [n].
+        """
+        if isinstance(state, Mapping):
+            self._padding = np.asarray(state["padding"])
+            self.create(shape)
+            return self._store(np.asarray(state["locations"]), lengths)
         self.create(shape)
-        return self._store(np.asarray(state["locations"]), lengths)
+        self.reserve(int(lengths.sum()))
+        starts = np.zeros(len(lengths), _LINK)
+        for place, codes in state.parts():
+            starts[place] = self.write(codes, lengths[place])
+        return starts
 
     def flush(self) -> None:
         """Write mapped rows to the disk and give them up."""
@@ -164,6 +182,11 @@ class Sequences:
         self._pool = Storage()
 
     # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _described(self, locations: Array, counts: Array) -> dict[str, Any]:
+        return {
+            "locations": locations, "counts": counts.astype(np.int32), "padding": self.padding, "axis": self._axis,
+        }  # fmt: skip
 
     @property
     def _axis(self) -> int:
@@ -211,6 +234,17 @@ class Sequences:
         if len(rows):
             self._pool[_LINKS][rows] = np.append(rows[1:], self._head)
             self._head, self._free = int(rows[0]), self._free + len(rows)
+
+
+def padded(state: Mapping[str, Any], shape: tuple[int, ...]) -> Array:
+    """Return the codes [n, …] of `shape` that `Sequences.saved_state` has returned."""
+    counts, padding = np.asarray(state["counts"]), np.asarray(state["padding"])
+    codes = np.empty((len(counts), *shape), padding.dtype)
+    places = np.moveaxis(codes, state["axis"], 1)
+    places[:] = padding.reshape(places.shape[2:])
+    real = np.arange(places.shape[1]) < counts[:, None]
+    places[real] = np.asarray(state["locations"]).reshape(-1, *places.shape[2:])
+    return codes
 
 
 class Rows:

@@ -48,8 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise SystemExit(141) from None
         where = "" if error.filename is None else f"{str(error.filename)[:200]}: "
         _fail(f"{where}{error.strerror or error}")
-    except MemoryError as error:
-        _fail(f"there is not enough memory: {error or 'use less data, a smaller buffer or fewer workers'}")
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "can't allocate memory" not in str(error):  # torch's own kind
+            raise
+        _fail(f"there is not enough memory: {str(error) or 'use less data, a smaller buffer or fewer workers'}")
     except KeyboardInterrupt:
         _stop(signal.SIGINT)
 

@@ -24,6 +24,7 @@ def bench(
         "insert",
         "decode",
         "session",
+        "filters",
         "heads",
         "state",
         "policies",
@@ -78,14 +79,18 @@ def bench(
     classes
         scale, full: number of classes.
     """
+    from rich.console import Console
+
     from graspcl.bench import run_benches
+    from graspcl.cli.progress import Bars
 
     options = {
         "pixels": pixels, "compile": compile, "data": data, "first": first, "weeks": weeks, "per_class": per_class,
         "backbone": backbone, "memory": memory, "samples": samples, "classes": classes,
     }  # fmt: skip
     given = {name: value for name, value in options.items() if value is not None}
-    if not run_benches(what, as_json=json, **given):
+    lines = Bars(Console(stderr=True, force_terminal=False))  # bars would take the table from standard output
+    if not run_benches(what, as_json=json, progress=lines, **given):
         raise SystemExit(1)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import inspect
+import shlex
 import time
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,7 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from graspcl.cli import options
-from graspcl.cli.options import AtLeastOne, Kind, Memory, Out, Plugins, Scale, Settings, What, Workers
+from graspcl.cli.options import Kind, Memory, Out, Plugins, Runs, Scale, Settings, What, Workers
 from graspcl.cli.progress import Bars
 from graspcl.errors import GraspError, MissingExtra
 from graspcl.progress import Progress, Silent
@@ -43,7 +44,7 @@ def demo(
     data: str | None = None,
     text_column: Annotated[str, Parameter(name="--data.text")] = "text",
     label_column: Annotated[str, Parameter(name="--data.label")] = "label",
-    seeds: AtLeastOne = 1,
+    seeds: Runs = 1,
     policies: Hidden = DEMO_POLICIES,
     workers: Workers = None,
     out: Path = Path("runs"),
@@ -141,12 +142,14 @@ def run(
         progress: Progress = stack.enter_context(Bars(console)) if is_first() else Silent()
         if ranks is not None:
             progress.note(f"the run is shared by {plural(ranks.world, 'process')}, on {ranks.device.type}")
+        elif config.buffer.shards:
+            progress.note("buffer.shards = ranks: one process has nothing to divide; start several with torchrun")
         config = resolve(config, progress)  # first: the values name the folder
         folder = out / config.path
         run_one(config, folder, progress, out / config.folder / "base", ranks=ranks)
     if is_first():
         console.print(run_table(folder))
-        console.print(f"Run: {folder}", soft_wrap=True)
+        console.print(f"Run: {shlex.quote(str(folder))}", soft_wrap=True)
 
 
 def sweep(

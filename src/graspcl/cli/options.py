@@ -17,6 +17,7 @@ from graspcl.settings.presets import load, names
 from graspcl.settings.read import all_settings, flatten
 
 AtLeastOne = Annotated[int, Parameter(validator=validators.Number(gte=1))]
+Runs = Annotated[int, Parameter(validator=validators.Number(gte=1, lte=10_000))]  # all are listed before the first one
 What = Annotated[str, Parameter(help="A preset (`graspcl list presets`) or a TOML file.")]
 Scale = Annotated[
     Literal["full", "small", "smoke"],

@@ -239,7 +239,7 @@ def _images(given: str, title: str) -> Iterable[Input]:
     from graspcl.data.trees import open_tree
 
     if given == "-":
-        return (Input(line, line) for line in _standard_input())
+        return (Input(line, line) for line in _paths())
     path = Path(given)
     if os.path.isfile(path) and path.suffix.lower() in KINDS:
         raise GraspError(f"{title} learned images, and {path} has texts; give images")
@@ -274,6 +274,14 @@ def _texts(given: str, title: str, column: str, many: bool) -> Iterable[Input]:
         fields = read_column(path, column)
     before = f"{given}:" if many else ""
     return (Input(f"{before}{row}", text, f"{where} row {row}: ", fault) for row, text, fault in fields)
+
+
+def _paths() -> Iterator[str]:
+    """Return the paths that come from standard input; refuse the content of an image in their place."""
+    for number, line in enumerate(_standard_input()):
+        if not number and ("\0" in line or line.startswith("\udc89PNG")):
+            raise GraspError("standard input is no list of paths; give the paths of images, one per line")
+        yield line
 
 
 def _standard_input() -> Iterator[str]:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from graspcl.cli.options import AtLeastOne, Kind, Memory, Plugins, Scale, Settings, Workers, resolve
+from graspcl.cli.options import Kind, Memory, Plugins, Runs, Scale, Settings, Workers, resolve
 from graspcl.cli.progress import Bars
 from graspcl.errors import GraspError
 from graspcl.settings.config import as_plain
@@ -30,8 +30,8 @@ def tune(
     /,
     *settings: Settings,
     search: Annotated[str, Parameter(show_default=False)] = "",
-    trials: AtLeastOne = 12,
-    seeds: AtLeastOne = 1,
+    trials: Runs = 12,
+    seeds: Runs = 1,
     scale: Scale = "full",
     rehearsal: Kind | None = None,
     memory: Memory = "bounded",

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -168,9 +169,14 @@ class Ranks:
         """Return the largest `number` of all ranks."""
         return int(self.maximum(torch.tensor([number]), "agreements")[0])
 
-    def wait(self) -> None:
-        """Wait until all ranks are here."""
-        self.any(False)
+    def texts(self, own: list[str], part: str) -> list[str]:
+        """Return the texts of all ranks, rank after rank, each once."""
+        given = torch.from_numpy(np.frombuffer(json.dumps(own).encode(), np.uint8).copy())
+        sizes = self.gather(torch.tensor([len(given)]), [1] * self.world, part).tolist()
+        found = self.gather(given, sizes, part).numpy().tobytes()
+        ends = np.cumsum(sizes).tolist()
+        lists = [json.loads(found[begin:end]) for begin, end in zip([0, *ends], ends, strict=False)]
+        return list(dict.fromkeys(text for texts in lists for text in texts))
 
     def agree(self, digests: dict[str, str], hint: str) -> None:
         """Raise an error on every rank if they differ in one of `digests`, 16 hexadecimal digits each, by name."""
@@ -183,7 +189,9 @@ class Ranks:
 
 
 def _reason(error: Exception) -> str:
-    return str(error).partition("\n")[0]
+    """Return what an error says, without the place in gloo's source and its advice to its developers."""
+    said = str(error).partition("\n")[0].partition(". This is typically")[0]
+    return re.sub(r"^\[[^\]]*\.cc:\d+\] ", "", said)
 
 
 def positions(holders: Array, world: int) -> tuple[Array, list[int]]:

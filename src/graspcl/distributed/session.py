@@ -80,7 +80,7 @@ class ShardedSession(SharedSession):
     @cached_property
     def _own_distances(self) -> tuple[Array, Array]:
         """The slots that this rank holds, and the distances of their samples to prototypes of all samples."""
-        slots = np.flatnonzero(self._buffer.holders(np.arange(len(self))) == self.ranks.rank)
+        slots = self._buffer.held
         z = self._measure_own(slots)["embeddings"]
         self.costs.selection_forward += len(self) - len(slots)
         k = torch.from_numpy(self._class_of(slots)).to(z.device, torch.int64)

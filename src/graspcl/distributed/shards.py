@@ -14,29 +14,79 @@ import numpy as np
 import torch
 
 from graspcl.buffer import Buffer
-from graspcl.buffer.columns import Storage
+from graspcl.buffer.buffer import Codes
+from graspcl.buffer.columns import Storage, pack, unpack
+from graspcl.buffer.sequences import Sequences
 from graspcl.buffer.threads import alone
 from graspcl.checks import Array
 from graspcl.distributed.ranks import Ranks, positions
 from graspcl.errors import GraspError
 
 _NOBODY = -1
+_CHUNK = 1024  # texts that are divided at a time
 
 
-class ShardedCodes:
+class Shares:
+    """Which rank gets which new sample: the one that holds the fewest by then."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self._levels = np.zeros(ranks.world, np.int64)  # how many samples each rank holds
+
+    def _fewest(self, number: int) -> Array:
+        """Return the ranks of `number` new samples, which hold them from now on."""
+        after = self._levels[:, None] + np.arange(number)
+        return np.argsort(after.T, axis=None, kind="stable")[:number] % self.ranks.world
+
+    def _give(self, number: int) -> Array:
+        chosen = self._fewest(number)
+        self._levels += np.bincount(chosen, minlength=self.ranks.world)
+        return chosen
+
+    def _take(self, holders: Array) -> None:
+        self._levels -= np.bincount(holders, minlength=self.ranks.world)
+
+
+def _gathered(ranks: Ranks, own: Array, holders: Array) -> Array:
+    """Return codes [m, …], of which each rank has its `own`; rank `holders[i]` has the i-th. Apart, return `own`."""
+    if ranks.separate:
+        return own
+    order, counts = positions(holders, ranks.world)
+    found = np.empty((len(holders), *own.shape[1:]), own.dtype)
+    if own.dtype == object:
+        found[order] = _gathered_files(ranks, own, counts)
+    else:  # as bytes, which every backend can exchange
+        width = int(np.prod(own.shape[1:], dtype=np.int64))
+        flat = torch.from_numpy(own.reshape(len(own), width).view(np.uint8))
+        found[order] = ranks.gather(flat, counts, "codes").numpy().view(own.dtype).reshape(found.shape)
+    return found
+
+
+def _gathered_files(ranks: Ranks, own: Array, counts: list[int]) -> Array:
+    packed = pack(own)
+    about = np.column_stack([np.diff(packed["ends"], prepend=0), packed["paths"]])
+    sizes, paths = ranks.gather(torch.from_numpy(about), counts, "codes").numpy().T
+    begins = np.cumsum([0, *counts[:-1]])
+    of_ranks = [int(sizes[begin : begin + count].sum()) for begin, count in zip(begins, counts, strict=True)]
+    content = ranks.gather(torch.from_numpy(packed["bytes"].copy()), of_ranks, "codes").numpy()
+    return unpack({"bytes": content, "ends": np.cumsum(sizes), "paths": paths.astype(bool)})
+
+
+class ShardedCodes(Shares):
     """The codes of all slots, of which this rank holds some. It takes the place of an array [slots, …] in a storage.
 
     Reading `codes[slots]` gives a `Reference`, whose rows are exchanged when they are asked for. Assigning arrays
     stores them where the fewest samples are; assigning a reference moves samples between slots, not between ranks.
+    Assigning None removes them.
     """
 
     def __init__(self, ranks: Ranks, shape: tuple[int, ...], dtype: Any) -> None:
-        self.ranks, self.shape, self.dtype = ranks, shape, np.dtype(dtype)
+        super().__init__(ranks)
+        self.shape, self.dtype = shape, np.dtype(dtype)
         self.holders = np.full(shape[0], _NOBODY, np.int16)  # the rank that holds the sample in each slot
         self._places = np.zeros(shape[0], np.int64)  # its row in `_own`, if this rank holds it
         self._own = Storage(columns={"codes": np.empty((0, *shape[1:]), dtype)})
         self._free = np.empty(0, np.int64)  # unused rows
-        self._levels = np.zeros(ranks.world, np.int64)  # how many samples each rank holds
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -47,45 +97,36 @@ class ShardedCodes:
     def __setitem__(self, slots: Any, values: Any) -> None:
         slots = np.arange(len(self))[slots]
         self._release(slots)
-        if isinstance(values, ShardedCodes):  # a storage that grows
-            self.__dict__.update(vars(values), shape=self.shape)
-            self.holders = np.append(values.holders, np.full(len(self) - len(values), _NOBODY, np.int16))
-            self._places = np.append(values._places, np.zeros(len(self) - len(values), np.int64))
-        elif isinstance(values, Reference):
+        if isinstance(values, Reference):
             self.holders[slots], self._places[slots] = self.holders[values.slots], self._places[values.slots]
             self.holders[values.slots] = _NOBODY
-        else:
-            self.holders[slots] = chosen = self._fewest(len(slots))
-            self._levels += np.bincount(chosen, minlength=self.ranks.world)
+        elif values is not None:
+            self.holders[slots] = self._give(len(slots))
             own = np.flatnonzero(self.holders[slots] == self.ranks.rank)
             self._places[slots[own]] = places = self._room(len(own))
             self._own["codes"][places] = values[own]
+
+    def grow(self, rows: int) -> None:
+        """Make room for `rows` samples in all."""
+        more = rows - len(self)
+        self.holders = np.append(self.holders, np.full(more, _NOBODY, np.int16))
+        self._places = np.append(self._places, np.zeros(more, np.int64))
+        self.shape = (rows, *self.shape[1:])
 
     def rows(self, slots: Array) -> Array:
         """Return the codes [m, …] of `slots` [m]. Every rank asks for the same; apart, a rank has those it holds."""
         holders = self.holders[slots]
         own: Array = self._own["codes"][self._places[slots[holders == self.ranks.rank]]]
-        if self.ranks.separate:
-            return own
-        order, counts = positions(holders, self.ranks.world)
-        # As bytes, which every backend can exchange.
-        width = int(np.prod(self.shape[1:], dtype=np.int64))
-        flat = torch.from_numpy(own.reshape(len(own), width).view(np.uint8))
-        found = np.empty((len(slots), *self.shape[1:]), self.dtype)
-        gathered = self.ranks.gather(flat, counts, "codes").numpy()
-        found[order] = gathered.view(self.dtype).reshape(found.shape)
-        return found
+        return _gathered(self.ranks, own, holders)
 
     def _release(self, slots: Array) -> None:
         holders = self.holders[slots]
-        self._levels -= np.bincount(holders[holders != _NOBODY], minlength=self.ranks.world)
-        self._free = np.append(self._free, self._places[slots[holders == self.ranks.rank]])
+        self._take(holders[holders != _NOBODY])
+        unused = self._places[slots[holders == self.ranks.rank]]
+        if self.dtype == object:
+            self._own["codes"][unused] = None  # release the memory
+        self._free = np.append(self._free, unused)
         self.holders[slots] = _NOBODY
-
-    def _fewest(self, number: int) -> Array:
-        """Return the ranks of `number` new samples: each goes where the fewest are by then."""
-        after = self._levels[:, None] + np.arange(number)
-        return np.argsort(after.T, axis=None, kind="stable")[:number] % self.ranks.world
 
     def _room(self, number: int) -> Array:
         """Return unused rows [number]; make more if there are too few."""
@@ -116,13 +157,61 @@ class _ShardedStorage(Storage):
         self.ranks = ranks
         super().__init__(columns=columns)
 
-    def like(self, columns: Mapping[str, Array]) -> Storage:
+    def like(self, columns: Mapping[str, Array], copy: bool = True) -> Storage:
         return _ShardedStorage(self.ranks, columns)
+
+    def _resized(self, name: str, rows: int) -> bool:
+        if name != "codes":
+            return super()._resized(name, rows)
+        codes: Any = self[name]
+        if growing := isinstance(codes, ShardedCodes):
+            codes.grow(rows)
+        return growing
 
     def _allocate(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         if name == "codes":
             return ShardedCodes(self.ranks, shape, dtype)  # type: ignore[return-value]
         return super()._allocate(name, shape, dtype)
+
+
+class ShardedSequences(Sequences, Shares):
+    """A pool of which each rank has the codes it holds. On every other rank such a code starts at -1 - its holder."""
+
+    def __init__(self, sequences: Sequences, ranks: Ranks) -> None:
+        Shares.__init__(self, ranks)
+        Sequences.__init__(self, sequences._codec, sequences.latent)
+
+    def create(self, shape: tuple[int, ...]) -> None:
+        self._levels[:] = 0  # whatever the pool held before
+        super().create(shape)
+
+    def holders(self, starts: Array) -> Array:
+        """Return the ranks [m] that hold the codes that start at `starts` [m]."""
+        return np.where(starts < 0, -1 - starts, self.ranks.rank)
+
+    def read(self, starts: Array) -> Array:
+        return _gathered(self.ranks, super().read(starts[starts >= 0]), self.holders(starts))
+
+    def release(self, starts: Array) -> None:
+        self._take(self.holders(starts))
+        super().release(starts[starts >= 0])
+
+    def reserve(self, size: int, within: int | None = None) -> None:
+        """Do nothing: room is made when it is known which codes this rank gets."""
+
+    def saved_state(self, starts: Array) -> dict[str, Any]:
+        if self.ranks.separate:
+            return super().saved_state(starts)
+        codes = self.read(starts)
+        return self.packed(codes, self.lengths(codes))
+
+    def _store(self, locations: Array, lengths: Array) -> Array:
+        holders = self._give(len(lengths))
+        own = holders == self.ranks.rank
+        starts = (-1 - holders).astype(np.int32)
+        super().reserve(int(lengths[own].sum()))
+        starts[own] = super()._store(locations[np.repeat(own, lengths // self._each)], lengths[own])
+        return starts
 
 
 class ShardedBuffer(Buffer):
@@ -133,44 +222,46 @@ class ShardedBuffer(Buffer):
     """
 
     ranks: Ranks
-    equal_codes = False
+    divided = True
 
     @classmethod
     def of(cls, buffer: Buffer, ranks: Ranks) -> ShardedBuffer:
         """Take over a buffer that all ranks have, filled or empty; each keeps its part."""
-        if buffer.codec is not None and buffer.codec.ragged:
-            why = "image files differ in length, and ranks cannot divide them"
-            raise GraspError(f"buffer.shards: {why}; leave out --buffer.shards, or set --rehearsal latent")
-        if buffer._sequences is not None:
-            why = "texts are stored without padding, and ranks cannot divide codes of different lengths"
-            raise GraspError(
-                f"buffer.shards: {why}; leave out --buffer.shards, or in Python make the Buffer without padding"
-            )
         if buffer._ledger is not None:
             raise GraspError("buffer.shards: a buffer in a folder cannot be divided among ranks; use storage='ram'")
         made = cls.__new__(cls)
         vars(made).update(vars(buffer), ranks=ranks)
         made._storage = _ShardedStorage(ranks, {name: buffer[name] for name in buffer._storage})
+        if buffer._sequences is not None:
+            made._sequences = made._sized = sequences = ShardedSequences(buffer._sequences, ranks)
+            if buffer._shape is not None:
+                sequences.create(buffer._shape)
+            for some in np.array_split(np.arange(len(buffer)), len(buffer) // _CHUNK + 1) if len(buffer) else ():
+                made["code_starts"][some] = sequences.write(buffer._codes_of(some), buffer["lengths"][some])
         return made
 
     def holders(self, slots: Array) -> Array:
         """Return the rank [m] that holds the code of each of `slots` [m]."""
-        codes: Any = self._storage["codes"]
-        return np.asarray(codes.holders[slots])
+        if isinstance(self._sequences, ShardedSequences):
+            return self._sequences.holders(self["code_starts"][slots])
+        codes: Any = self._storage.get("codes")  # none before the first sample
+        return np.empty(0, np.int16) if codes is None else np.asarray(codes.holders[slots])
+
+    @property
+    def held(self) -> Array:
+        """The slots [m] whose codes this rank holds."""
+        return np.flatnonzero(self.holders(np.arange(len(self))) == self.ranks.rank)
 
     @alone
-    def copied(self, slots: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def copied(self, slots: Any) -> tuple[Codes, torch.Tensor]:
         slots = np.asarray(slots, np.int64)
         if len(slots) and not 0 <= slots.min() <= slots.max() < len(self):
             raise GraspError(f"slots must be in 0 … {len(self) - 1}, got {slots.min()} … {slots.max()}")
-        codes: Any = self._storage["codes"]
-        return torch.from_numpy(codes.rows(slots)), torch.from_numpy(self.labels[slots])
+        codes = self._codes_of(slots)
+        return codes if self._ragged else torch.from_numpy(codes), torch.from_numpy(self.labels[slots])
 
-    def shard(self) -> dict[str, Array]:
-        """Return the slots [m] and codes [m, …] that this rank holds; nothing is exchanged."""
-        if self._shape is None:
-            return {"slots": np.empty(0, np.int64), "codes": np.empty(0, np.uint8)}
+    def _codes_of(self, slots: Array) -> Array:
+        if self._sequences is not None:
+            return super()._codes_of(slots)
         codes: Any = self._storage["codes"]
-        slots = np.flatnonzero(codes.holders[: len(self)] == self.ranks.rank)
-        with self.ranks.apart():
-            return {"slots": slots, "codes": codes.rows(slots)}
+        return np.asarray(codes.rows(slots))

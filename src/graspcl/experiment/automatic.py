@@ -24,6 +24,7 @@ from graspcl.experiment.prepare import open_data
 from graspcl.experiment.pretraining import build_network
 from graspcl.images import shorter_sides
 from graspcl.learner import learners
+from graspcl.model import SplitNetwork
 from graspcl.model.texts import TextInputs
 from graspcl.progress import Progress
 from graspcl.settings.config import AUTO, Config, as_plain
@@ -174,14 +175,19 @@ def _capacity(facts: Facts) -> Found:
         return None, f"the learner {config.learner.name} stores everything"
     if config.rehearsal == "veridical":
         return _BUFFER, "as many samples as fit"
-    network = build_network(config).eval()
-    latent = network.encode(first_readable(facts.samples))[0]
-    each = 2 * latent.numel()
-    if network.padding is not None:  # texts are stored without it
-        each = sequence_bytes(float(_token_counts(facts).mean()), 2 * len(latent))
-    size = number * (each + METADATA_BYTES)
+    size = number * stored_bytes(config, facts.samples, build_network(config).eval())
     said = f"{number:,} training samples take {size / 1e6:,.1f} MB in half precision"
     return (None, f"everything is stored: {said}") if size <= parse_bytes(_BUFFER) else (_BUFFER, f"a bound: {said}")
+
+
+def stored_bytes(config: Config, samples: Samples[Any], network: SplitNetwork, width: int = 2) -> int:
+    """Return the bytes of a stored sample, on average, with `width` bytes per number of its latent."""
+    latent = network.encode(first_readable(samples).to(network.device))[0]
+    if network.padding is None:
+        return width * latent.numel() + METADATA_BYTES
+    facts = Facts(config)
+    facts.samples = samples  # texts are stored without padding
+    return sequence_bytes(float(_token_counts(facts).mean()), width * len(latent)) + METADATA_BYTES
 
 
 RULES = {

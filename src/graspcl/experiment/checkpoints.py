@@ -9,27 +9,42 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from graspcl.buffer import Buffer
+from graspcl.buffer.state import PackedCodes, unpacked
 from graspcl.checks import Array
+from graspcl.distributed import Ranks, ShardedBuffer
 from graspcl.errors import GraspError
-from graspcl.objects import Objects, names_in, read_rows, reusable
+from graspcl.files import open_regular
+from graspcl.objects import Objects, names_in, placed_rows, read_rows, reusable
 
 _SEGMENT = 1 << 25  # bytes of codes in a segment, which are copied while it is written
 _DEAD = 0.5  # share of a segment that is no longer stored, above which its other samples are written again
 
 
 class Stored(NamedTuple):
-    """Samples of a buffer: their births [n] and codes [n, …]."""
+    """Samples of a buffer: their births [n], their codes [n, …], and which of them this process has [n], if not all."""
 
     births: Array
-    codes: Array
+    codes: Array | PackedCodes
+    own: Array | None = None
+
+    @classmethod
+    def of(cls, buffer: Buffer, births: Array) -> Stored:
+        """Return the samples of a buffer, whose births [n] may be a copy; its codes are none."""
+        if isinstance(buffer, ShardedBuffer):
+            return cls(
+                births,
+                PackedCodes(buffer, buffer.ranks.apart),
+                buffer.holders(np.arange(len(buffer))) == buffer.ranks.rank,
+            )
+        return cls(births, buffer["codes"] if buffer.equal_codes else PackedCodes(buffer))
 
 
 class Segments:
@@ -39,22 +54,41 @@ class Segments:
         self.objects = Objects(folder)
         self._births: dict[str, Array] = {}  # of the samples in each segment that the last checkpoint names
 
+    @property
+    def names(self) -> list[str]:
+        """The segments that the last checkpoint names."""
+        return list(self._births)
+
+    def forget(self) -> None:
+        """Let the next checkpoint write all codes again."""
+        self._births = {}
+
     def write(self, stored: Stored) -> dict[str, Any]:
         """Write the codes that no segment has; return what a checkpoint needs to know. Call `settle` afterwards."""
-        births, codes = stored
+        births, codes, own = stored
         names, missing = reusable(self._births, births, _DEAD)
         known = {name: self._births[name] for name in names}
-        for some in _pieces(np.flatnonzero(missing), codes):
+        for some in _pieces(np.flatnonzero(missing if own is None else missing & own), codes):
             known[self.objects.stage({"births": births[some], "codes": codes[some]})] = births[some]
         self._births = known
-        return {"names": list(known), "shape": list(codes.shape), "dtype": codes.dtype.str}
+        return {"names": self.names, "shape": list(codes.shape), "dtype": codes.dtype.str}
+
+    def write_shares(self, stored: Stored, ranks: Ranks) -> dict[str, Any]:
+        """As `write` and `settle`, while the other ranks write what they have. All know all segments afterwards."""
+        written = self.write(stored)
+        self.settle()
+        names = ranks.texts(written["names"], "agreements")
+        # What the others have just written needs no check: it is verified when it is read to be restored.
+        self._births = {name: known if (known := self._births.get(name)) is not None else self._read(name, verify=False)
+                        for name in names}  # fmt: skip
+        return {**written, "names": names}
 
     def settle(self) -> None:
         """Write all segments to the disk."""
         try:
             self.objects.settle()
         except BaseException:
-            self._births = {}  # some of them may not be there
+            self.forget()  # some of them may not be there
             raise
 
     def keep(self, states: Iterable[Path]) -> None:
@@ -62,10 +96,16 @@ class Segments:
         named = [name for state in states for name in names_in(_header(state))]
         self.objects.keep([*named, *self._births])
 
+    def finish(self, states: Iterable[Path]) -> None:
+        """As `keep`, after the last checkpoint. Nothing is left if they name none."""
+        self.forget()
+        self.keep(states)
+        self.objects.drop_empty()
+
     def clear(self) -> None:
         """Delete all segments."""
         self.objects.clear()
-        self._births = {}
+        self.forget()
 
     def open(
         self, written: dict[str, Any], births: Array, again: Callable[[Array], Array] | None = None,
@@ -83,7 +123,7 @@ class Segments:
         known: dict[str, Array] = {}
         for name in written["names"]:
             try:
-                known[name] = np.array(self.objects.get(name)["births"])  # a copy, since a view keeps the file mapped
+                known[name] = self._read(name)
             except GraspError as error:
                 if again is None:
                     raise
@@ -92,13 +132,17 @@ class Segments:
         if again is None and lost.any():
             raise GraspError(f"{self.objects.folder} lacks the codes of {int(lost.sum())} samples")
         self._births = known
-        return SegmentedCodes(self.objects, {**written, "names": [*known]}, births, np.flatnonzero(lost), again)
+        return SegmentedCodes(self.objects, {**written, "names": [*known]}, births, lost, again)
+
+    def _read(self, name: str, verify: bool = True) -> Array:
+        """Return the births of the samples in a segment [m]."""
+        return np.array(self.objects.get(name, verify)["births"])  # a copy, since a view keeps the file mapped
 
 
 class SegmentedCodes:
     """Codes [n, …] in segments that are verified. They are read when they are used, one segment at a time.
 
-    The codes at positions `lost` [m] are in no segment, and come from `again`.
+    Those that are `lost` [n], bool, are in no segment, and come from `again`.
     """
 
     def __init__(self, objects: Objects, written: dict[str, Any], births: Array, lost: Array, again: Any) -> None:
@@ -109,19 +153,30 @@ class SegmentedCodes:
 
     def read_into(self, codes: Array) -> None:
         """Read all codes into the first rows of an array."""
-        states = (self._objects.get(name, verify=False) for name in self._names)
-        read = ((np.asarray(one["births"]), np.asarray(one["codes"])) for one in states)
-        fetched = ((self._births[some], np.asarray(self._again(some))) for some in _pieces(self._lost, codes))
-        read_rows(chain(read, fetched), self._births, codes)
+        read_rows(self._segments(np.arange(len(self))), self._births, codes)
+
+    def parts(self, rows: Array | None = None) -> Iterator[tuple[Array, Array]]:
+        """Yield the codes at positions `rows` [m], or all: where some belong in `rows`, and these codes."""
+        rows = np.arange(len(self)) if rows is None else rows
+        return placed_rows(self._segments(rows), self._births[rows])
+
+    def _segments(self, rows: Array) -> Iterator[tuple[Array, Array]]:
+        """Births and codes in each segment, then those among `rows` [m] that are in none."""
+        for name in self._names:
+            state = self._objects.get(name, verify=False)
+            yield np.asarray(state["births"]), unpacked(state["codes"], self.shape[1:])
+        for some in _pieces(rows[self._lost[rows]], self):
+            yield self._births[some], np.asarray(self._again(some))
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def __getitem__(self, which: Any) -> Array:
-        if isinstance(which, slice) and not len(range(*which.indices(len(self)))):
-            return np.empty((0, *self.shape[1:]), self.dtype)
-        rows: Array = np.asarray(self)[which]
-        return rows
+        rows = np.arange(len(self))[which]
+        codes = np.empty((len(rows), *self.shape[1:]), self.dtype)
+        if len(rows):
+            read_rows(self._segments(rows), self._births[rows], codes)
+        return codes
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         codes = np.empty(self.shape, self.dtype)
@@ -129,15 +184,21 @@ class SegmentedCodes:
         return codes.astype(dtype or self.dtype, copy=False)
 
 
-def _pieces(rows: Array, codes: Array) -> list[Array]:
-    """Divide `rows` [m] of codes [n, …] so that each part has at most `_SEGMENT` bytes."""
-    each = max(1, _SEGMENT // max(1, math.prod(codes.shape[1:]) * codes.itemsize))
-    return [rows[begin : begin + each] for begin in range(0, len(rows), each)]
+def _pieces(rows: Array, codes: Array | PackedCodes | SegmentedCodes) -> list[Array]:
+    """Divide `rows` [m] of codes [n, …] so that no part has many more than `_SEGMENT` bytes."""
+    if not len(rows):
+        return []
+    if isinstance(codes, PackedCodes):
+        sizes = codes.sizes(rows)
+    else:
+        sizes = np.full(len(rows), math.prod(codes.shape[1:]) * codes.dtype.itemsize)
+    begins = np.cumsum(sizes) - sizes
+    return np.split(rows, np.flatnonzero(np.diff(begins // _SEGMENT)) + 1)
 
 
 def _header(state: Path) -> str:
     """Return the header of a safetensors file, or something else if it is damaged."""
-    with open(state, "rb") as file:
+    with open_regular(state) as file:
         length = int.from_bytes(file.read(8), "little")
         return file.read(min(length, state.stat().st_size)).decode(errors="replace")
 

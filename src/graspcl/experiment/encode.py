@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from graspcl import machine
-from graspcl.cache import cache_folder
+from graspcl.cache import cache_folder, required
 from graspcl.distributed import is_first, launched
 from graspcl.errors import GraspError
 from graspcl.experiment.prepare import help_preparing, prepare
@@ -73,7 +73,8 @@ def encode(
 
 
 def _encode(config: Config, progress: Progress) -> Encoded:
-    prepared = prepare(config, progress)
+    with required():
+        prepared = prepare(config, progress)
     if not config.measure.coded:
         prepared.test_latents()
     codes, listed = prepared.codes, None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,8 @@ from graspcl.data import Samples
 from graspcl.errors import GraspError
 from graspcl.experiment.codec_cost import TOLERANCE, CodecTrials, described_cost
 from graspcl.experiment.pretraining import Pretrained, header
+from graspcl.files import read_regular
+from graspcl.integrity import read_object, seal_object
 from graspcl.model import SplitNetwork
 from graspcl.pretrain import fit_codec, load_codec
 from graspcl.progress import Progress, Silent
@@ -170,11 +171,12 @@ def fitted_codec(
         if isinstance(codec, Auto):
             part, tolerance = chosen_part(codec), math.inf
         try:
-            cost: dict[str, Any] = json.loads((folder / "cost.json").read_text(encoding="utf-8"))
+            cost = read_object(read_regular(folder / "cost.json"))
         except (OSError, ValueError):
             cost = trials.report(part, tolerance=tolerance)
+            content = seal_object(cost)
             with contextlib.suppress(OSError):
-                write_whole(folder / "cost.json", lambda file: file.write(json.dumps(cost).encode()))
+                write_whole(folder / "cost.json", lambda file: file.write(content))
     progress.note(described_cost(cost))
     return codec, cost
 

@@ -9,9 +9,9 @@ predictions.npz    test labels, and predictions after the base and after each se
 plans/             per session: which samples were stored, and which of them each mini-batch used
 drift.npz          representation drift after every update, if measured
 problems.json      problems of the data, if any
-checkpoints/       states to resume from; after the last session, the final state. If ranks hold parts of the buffer,
-                   each writes its part first (N.shard-0-of-2, …), and the state comes last
-codes/             codes of stored samples, which checkpoints of an unfinished run name (see checkpoints.py)
+checkpoints/       states to resume from; after the last session, the final state
+codes/             codes of stored samples, which checkpoints name (see checkpoints.py). A finished run has them in its
+                   final state, unless ranks hold parts of the buffer
 progress.json      exists while a process works: which one, and how far it is
 summary.json       written last: a folder without it holds an unfinished run
 checksums.json     checksums of the texts above; arrays and states carry their own
@@ -160,36 +160,32 @@ class RunFolder:
             write_whole(self.path / name, lambda file: file.write(content))
 
     def save_checkpoint(
-        self, state: dict[str, Any], stored: Stored | None = None, read: Callable[[], None] = lambda: None
-    ) -> None:
+        self, state: dict[str, Any], stored: Stored | None = None, read: Callable[[], None] = lambda: None,
+        ranks: Ranks | None = None,
+    ) -> None:  # fmt: skip
         """Save a state to resume from, in one step; the previous one is kept too.
 
         Args:
             state: the state.
             stored: codes of the buffer, if the state has none. Only those that no earlier checkpoint has are written.
             read: called when all codes have been read, and may change.
+            ranks: all call this at the same time, and each writes the codes it has.
         """
         found = self._checkpoints()
         if stored is not None:
             with _disk_errors(self.path):
-                state = {**state, "segments": self.segments.write(stored)}
-                read()
-                self.segments.settle()
-        save_state(self.path / "checkpoints" / f"{self.next_checkpoint:06d}.safetensors", state)
+                if ranks is not None:
+                    state = {**state, "segments": self.segments.write_shares(stored, ranks)}
+                else:
+                    state = {**state, "segments": self.segments.write(stored)}
+                    read()
+                    self.segments.settle()
+        number = int(found[-1].stem) + 1 if found else 1
+        save_state(self.path / "checkpoints" / f"{number:06d}.safetensors", state)
         with contextlib.suppress(OSError):
             for old in found[: 1 - _CHECKPOINTS]:
                 self._drop(old)
             self.segments.keep(self._checkpoints())
-
-    @property
-    def next_checkpoint(self) -> int:
-        """The number of the next checkpoint."""
-        found = self._checkpoints()
-        return int(found[-1].stem) + 1 if found else 1
-
-    def save_shard(self, number: int, rank: int, world: int, shard: dict[str, Array]) -> None:
-        """Save what a rank holds of the buffer, for the checkpoint `number`, which is saved when all have done so."""
-        save_state(self.path / "checkpoints" / f"{number:06d}.shard-{rank}-of-{world}.safetensors", shard)
 
     def load_checkpoint(
         self, note: Callable[[str], None], ranks: Ranks | None = None, codes: Callable[[Array], Any] | None = None
@@ -215,7 +211,11 @@ class RunFolder:
             except GraspError as error:
                 fault = str(error) if str(path) in str(error) else f"the checkpoint {path} cannot be used: {error}"
             if not (fault if ranks is None else ranks.any(bool(fault))[0]):
+                if ranks is not None:
+                    known = text_digest(self.segments.names)
+                    ranks.agree({"the codes they can read": known}, f"all must see the folder {self.path}")
                 return state
+            self.segments.forget()
             note(f"{fault or f'another rank cannot read the checkpoint {path}'}; trying the previous one")
         return None
 
@@ -241,7 +241,7 @@ class RunFolder:
         with _disk_errors(self.path):
             for path in self._checkpoints()[::-1][all_but:]:
                 self._drop(path)
-            self.segments.clear()  # the state of a finished run has its codes inside
+            self.segments.finish(self._checkpoints())
 
     def _drop(self, path: Path) -> None:
         """Delete a checkpoint: the state first, so that it is never there without its shards."""
@@ -254,9 +254,9 @@ class RunFolder:
 
 
 class ShardFiles:
-    """The codes [N, …] of a buffer that ranks have saved by shard. Indexing reads them file by file.
+    """The codes [N, …] of a divided buffer in a checkpoint of an earlier version, with a file per rank.
 
-    As many ranks as wanted, or one process, can read them: each those that it is going to hold.
+    Indexing reads them file by file.
     """
 
     def __init__(self, state: Path, number: int, shape: list[int], dtype: str) -> None:
@@ -289,7 +289,7 @@ class ShardFiles:
 
 
 class ReadOnlyFolder(RunFolder):
-    """The same files for a rank that writes its shards alone: what it would write beside them, rank 0 writes."""
+    """The same files for a rank that writes only the codes it has: what it would write beside them, rank 0 writes."""
 
     writable = False
 
@@ -307,9 +307,12 @@ class ReadOnlyFolder(RunFolder):
         pass
 
     def save_checkpoint(
-        self, state: dict[str, Any], stored: Stored | None = None, read: Callable[[], None] = lambda: None
-    ) -> None:
-        pass
+        self, state: dict[str, Any], stored: Stored | None = None, read: Callable[[], None] = lambda: None,
+        ranks: Ranks | None = None,
+    ) -> None:  # fmt: skip
+        if stored is not None and ranks is not None:
+            with _disk_errors(self.path):
+                self.segments.write_shares(stored, ranks)
 
     def drop_checkpoints(self, all_but: int = 0) -> None:
         pass

@@ -14,6 +14,7 @@ from typing import Any
 
 from graspcl.cache import lock
 from graspcl.errors import GraspError, nearest, require
+from graspcl.files import read_regular
 from graspcl.integrity import Damaged, read_object, read_text, seal_object
 from graspcl.settings.read import flatten
 from graspcl.state import write_whole
@@ -198,7 +199,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 def logged(folder: Path, name: str) -> dict[str, Any]:
     """Return how far a logger is: its last `session`, and whether it has the end."""
     try:
-        return read_object((folder / "logs" / f"{name}.json").read_bytes())
+        return read_object(read_regular(folder / "logs" / f"{name}.json"))
     except (OSError, Damaged):
         return {}
 

@@ -356,38 +356,30 @@ class _RunLoop:
 
     def _save(self, session: dict[str, Any] | None, whole: bool = False) -> None:
         """Save a checkpoint in the background; or, `whole`, one that names no segments, at once."""
-        shards = self._save_shard()
-        if not self.folder.writable:
+        learner, buffer, ranks = self.learner, self.learner.buffer, self.ranks
+        divided = isinstance(buffer, ShardedBuffer)
+        if not self.folder.writable and not divided:
             return
-        learner, buffer = self.learner, self.learner.buffer
-        apart = len(buffer) > 0 and not whole and buffer.equal_codes
-        without = "codes" if apart or isinstance(buffer, ShardedBuffer) else ""
+        apart = len(buffer) > 0 and (divided or not whole)
+        begin = time.perf_counter()
+        without = "codes" if apart or divided else ""
         state = {
             "start": self.prepared.key, "stream": self.stream.state_dict(),
-            "learner": {**learner.knowledge(copy=False), "buffer": saved_state(buffer, without, copy=False)}, **shards,
+            "learner": {**learner.knowledge(copy=False), "buffer": saved_state(buffer, without, copy=False)},
             "held": None if self.held_out is None else self.held_out.state_dict(),
             "records": self.records, "predictions": np.stack(self.predictions), "drift": self.drift,
             "joules": self._energy.joules(), "seconds": self.seconds + time.perf_counter() - self._started,
             "session": session,
         }  # fmt: skip
-        if whole:
+        if divided:  # all ranks write together
+            self.folder.save_checkpoint(state, Stored.of(buffer, buffer.births) if apart else None, ranks=ranks)
+            self._writer.seconds = time.perf_counter() - begin
+        elif whole:
             self.folder.save_checkpoint(state)
-            return
-        state = copied(state)
-        stored = Stored(state["learner"]["buffer"]["columns"]["births"], buffer["codes"]) if apart else None
-        self._writer.start(lambda read: self.folder.save_checkpoint(state, stored, read))
-
-    def _save_shard(self) -> dict[str, Any]:
-        """Save what this rank holds of a divided buffer, and wait for the others; return what describes the shards."""
-        buffer, ranks = self.learner.buffer, self.ranks
-        if ranks is None or not isinstance(buffer, ShardedBuffer):
-            return {}
-        number = ranks.largest(self.folder.next_checkpoint if self.folder.writable else 0)
-        shard = buffer.shard()
-        self.folder.save_shard(number, ranks.rank, ranks.world, shard)
-        ranks.wait()
-        codes = {"shape": [len(buffer), *shard["codes"].shape[1:]], "dtype": str(shard["codes"].dtype)}
-        return {"shards": {"number": ranks.world, **codes}}
+        else:
+            state = copied(state)
+            stored = Stored.of(buffer, state["learner"]["buffer"]["columns"]["births"]) if apart else None
+            self._writer.start(lambda read: self.folder.save_checkpoint(state, stored, read))
 
 
 def _or_none(value: Any) -> Any:

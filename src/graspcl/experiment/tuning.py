@@ -32,6 +32,7 @@ Space = dict[str, list[Any]]  # values to try, by setting
 
 _VALIDATION = 0.2  # share of the training samples that trials are tested on
 _KEPT = 3  # one of so many trials goes on, with so many times as many samples
+_LISTED = 10**6  # combinations that are listed to draw from; of more, this many trials at most are drawn
 _FEWEST = 10  # samples per class
 # Multiples of the values to start from.
 _FACTORS = {
@@ -99,9 +100,13 @@ def draw_trials(space: Mapping[str, Sequence[Any]], number: int) -> list[Trial]:
     >>> [trial.values for trial in draw_trials({"seed": [1, 2]}, 5)]
     [{}, {'seed': 1}, {'seed': 2}]
     """
-    sizes = [len(values) for values in space.values()]
-    places = generator(0, "tuning").permutation(math.prod(sizes))[: number - 1]
-    chosen = zip(*np.unravel_index(places, sizes), strict=True)
+    sizes, rng = [len(values) for values in space.values()], generator(0, "tuning")
+    if math.prod(sizes) <= _LISTED:
+        places = rng.permutation(math.prod(sizes))[: number - 1]
+        chosen = [*zip(*np.unravel_index(places, sizes), strict=True)]
+    else:  # nearly all draws differ
+        drawn = zip(*(rng.integers(size, size=min(number, _LISTED)).tolist() for size in sizes), strict=True)
+        chosen = [*dict.fromkeys(drawn)][: number - 1]
     picked = [{name: space[name][at] for name, at in zip(space, row, strict=True)} for row in chosen]
     return [Trial({}), *map(Trial, picked)]
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,17 +22,16 @@ from graspcl.buffer import Buffer, Codes
 from graspcl.checks import Array, checked
 from graspcl.learner.learner import Learner, learners
 from graspcl.learner.logistic import logistic_rows
-from graspcl.learner.moments import Moments, Movement, Rows, discriminant_rows, lowest, scaled_rows
+from graspcl.learner.moments import Judged, Moments, Movement, Rows, calibrated, discriminant_rows, lowest, scaled_rows
 from graspcl.learner.optimiser import Optimiser
 from graspcl.learner.rehearsal import Batch
 from graspcl.model import Execution, LinearHead, Outputs, SplitNetwork
 from graspcl.policy import Costs, Policy
 
-Judged = tuple[Tensor, Tensor]  # rows of the head [n] and features [n, D]
-
 _CHUNK = 512  # samples per forward pass
 _TOGETHER = 2048  # samples that are added to the sums at a time
-_JUDGES = 256  # samples of each half at most on which shrinkage and temperature are chosen
+_MANY = 2048  # stored samples of which one half may judge for both
+_JUDGES = 256  # samples of a half at most on which shrinkage and temperature are chosen
 _LATE = 1 / 3  # share of a session after which features of an update count as those of its end
 _SHRINKAGES = (1e-3, 1e-2, 0.1, 0.3, 0.6, 0.9)
 _STRENGTHS = (1e3, 100.0, 10.0)  # with which a correction is held to the discriminant
@@ -41,7 +39,6 @@ _STEPS = 8  # of the search for a correction; more bring little
 _CORRECT_WITH = 20_000  # samples at most
 _CHOOSE_WITH = 1_024  # samples at most on which the strength is chosen
 _LARGEST_HEAD = 2**21  # weights, above which a correction would take too long and too much memory
-_TEMPERATURES = tuple(10 ** (step / 6) for step in range(-18, 7))
 
 
 @learners.register("aligned")
@@ -95,15 +92,16 @@ class Aligned(Learner):
         execution: Execution | None = None,
         corrected: bool | None = None,
     ) -> None:
-        convolutions = any(isinstance(part, nn.Conv2d) for part in network.plastic.modules())
-        self.corrected = not convolutions if corrected is None else corrected
+        self._asked = corrected
         super().__init__(network, buffer, policy, optimiser, rng, device, execution)
 
     def setup(self) -> None:
-        network = self.network
+        convolutions = any(isinstance(part, nn.Conv2d) for part in self.network.plastic.modules())
+        self.corrected = not convolutions if self._asked is None else self._asked
         self._new_head()
         # What the network computed when it came; its features of a sample never change.
-        self._original = copy.deepcopy(nn.Sequential(network.plastic, network.neck)).eval().requires_grad_(False)
+        parts = copy.deepcopy(nn.Sequential(self.network.plastic, self.network.neck))
+        self._original = parts.eval().requires_grad_(False)
         self._halves = [self._no_moments(), self._no_moments()]  # of all samples that are stored or new
         self._gone = self._no_moments()  # predicted, of samples that are neither
         self._seen = self._no_moments()  # of all samples, in the original features; nothing where nothing can be gone
@@ -172,6 +170,11 @@ class Aligned(Learner):
             self._solve()
         return super().outputs(samples, part, coded)
 
+    def logits_of(self, features: Tensor) -> Tensor:
+        if self._stale:
+            self._solve()
+        return super().logits_of(features)
+
     def begin_session(self) -> None:
         head, known = self.network.head, not self._stale
         before = head.weight.clone(), head.bias.clone()
@@ -236,13 +239,15 @@ class Aligned(Learner):
             features = self.network.eval()(inputs).features
         return inputs, self.rows(labels), features
 
-    def _judges(self, now: _Measured | None) -> list[Judged]:
-        """Return some samples of each half, on which shrinkage and temperature are chosen."""
-        features, targets, halves = (None, None, _half(self.buffer.births)) if now is None else now.kept()
-        chosen = [_spread(np.flatnonzero(halves == number), _JUDGES) for number in (0, 1)]
-        if features is None or targets is None:
-            return [self._features(half)[1:] for half in chosen]
-        return [(targets[half].to(self.device), features[half].to(self.device)) for half in chosen]
+    def _judges(self, now: _Measured | None) -> dict[int, Judged]:
+        """Return some samples by half, on which shrinkage and temperature are chosen: one half, if there are many."""
+        kept = None if now is None else now.kept()
+        halves = _half(self.buffer.births) if kept is None else kept[2]
+        first, second = (_spread(np.flatnonzero(halves == number), _JUDGES) for number in (0, 1))
+        judges = {0: first} if len(self.buffer) >= _MANY and len(first) == _JUDGES else {0: first, 1: second}
+        if kept is None:
+            return {half: self._features(slots)[1:] for half, slots in judges.items()}
+        return {half: (kept[1][some].to(self.device), kept[0][some].to(self.device)) for half, some in judges.items()}
 
     def _solve(self, now: _Measured | None = None) -> None:
         """Solve the head with all samples, and the rows against which each half trains.
@@ -254,24 +259,28 @@ class Aligned(Learner):
             moments.grow(len(self.classes))
         first, second = self._halves
         others = [second + self._gone, first + self._gone]  # what half 0 and half 1 do not train
-        judged = self._judges(now)
-        tried: dict[int, tuple[float, float, list[Rows]]] = {}  # by the place of the shrinkage
+        within, judged = [moments.within for moments in others], self._judges(now)
 
-        def surprise(place: int) -> float:
-            if place not in tried:
-                rows = [discriminant_rows(moments, _SHRINKAGES[place]) for moments in others]
-                tried[place] = (*_calibrated(rows, judged, others), rows)
-            return tried[place][0]
+        @functools.cache
+        def rows(half: int, place: int) -> Rows:
+            return discriminant_rows(others[half], _SHRINKAGES[place], within[half])
 
-        best = lowest(surprise, len(_SHRINKAGES), self._shrinkage) if now is None else self._shrinkage
-        surprise(best)
-        self._shrinkage, (_, temperature, crossed) = best, tried[best]
+        @functools.cache
+        def judge(place: int) -> tuple[float, float]:
+            return calibrated([(rows(half, place), judges, others[half]) for half, judges in judged.items()])
+
+        best = self._shrinkage
+        if now is None:
+            best = lowest(lambda place: judge(place)[0], len(_SHRINKAGES), best)
+        self._shrinkage, temperature = best, judge(best)[1]
         weight, bias = scaled_rows(discriminant_rows(first + others[0], _SHRINKAGES[best]), temperature)
         self._set_head(weight, bias)
         self._stale, self._crossed = False, []
-        for rows, moments in zip(crossed, others, strict=True):
+        if now is not None and not self._corrects:
+            return  # the next session starts with rows of its own
+        for half, moments in enumerate(others):
             # A class without samples in the other half is an exception: it trains against the rows of all samples.
-            known, (own, shift) = moments.counts > 0, scaled_rows(rows, temperature)
+            known, (own, shift) = moments.counts > 0, scaled_rows(rows(half, best), temperature)
             self._crossed.append((torch.where(known[:, None], own, weight), torch.where(known, shift, bias)))
 
     def _correct(self, now: _Measured) -> None:
@@ -287,7 +296,8 @@ class Aligned(Learner):
         few = _spread(np.arange(len(targets)), _CHOOSE_WITH)
 
         def corrected(rows: Rows, samples: Array, place: int) -> Rows:
-            there, known = (rows[0].cpu(), rows[1].cpu()), (features[samples], targets[samples])
+            # In double precision, because rounding would end the search at another place on each number of ranks.
+            there, known = (rows[0].cpu(), rows[1].cpu()), (features[samples].double(), targets[samples])
             return logistic_rows(*known, len(self.classes), _STRENGTHS[place], towards=there, steps=_STEPS)
 
         @functools.cache
@@ -303,9 +313,8 @@ class Aligned(Learner):
             return total
 
         self._strength = lowest(surprise, len(_STRENGTHS), self._strength)
-        head = self.network.head
-        weight, bias = corrected((head.weight, head.bias), np.arange(len(targets)), self._strength)
-        self._set_head(weight, bias)
+        head = self.network.head.weight, self.network.head.bias
+        self._set_head(*corrected(head, np.arange(len(targets)), self._strength))
 
     def _set_head(self, weight: Tensor, bias: Tensor) -> None:
         with torch.no_grad():
@@ -336,15 +345,10 @@ class Aligned(Learner):
         if "kept" in state["now"]:  # not in states of earlier versions: everything is measured again
             self._now = _Measured(self._no_moments(), self._no_moments(), np.zeros(0, np.int64), np.zeros(0, np.int64))
             self._now.load_state_dict(state["now"])
-        self._crossed = [
-            (
-                torch.as_tensor(rows["weight"]).to(self.device).clone(),
-                torch.as_tensor(rows["bias"]).to(self.device).clone(),
-            )
-            for rows in state["crossed"].values()
-        ]
-        self._stale, self._shrinkage = bool(state["stale"]), int(state["shrinkage"])
-        self._strength = int(state["strength"])
+        copied = functools.partial(torch.asarray, device=self.device, copy=True)
+        self._crossed = [(copied(rows["weight"]), copied(rows["bias"])) for rows in state["crossed"].values()]
+        self._stale = bool(state["stale"])
+        self._shrinkage, self._strength = int(state["shrinkage"]), int(state["strength"])
 
 
 class _Measured:
@@ -428,19 +432,3 @@ def _half(births: Array) -> Array:
 def _spread(slots: Array, number: int) -> Array:
     """Return `number` of the `slots`, at equal distances, or all of them."""
     return slots[np.linspace(0, len(slots) - 1, min(number, len(slots))).astype(np.int64)]
-
-
-def _calibrated(rows: list[Rows], judged: list[Judged], others: list[Moments]) -> tuple[float, float]:
-    """Return the least cross-entropy of judged samples under the rows of the other half, and the factor that gives it.
-
-    Samples of a class that the other half does not have judge nothing.
-    """
-    logits, targets = [], []
-    for (own, features), (weight, bias), moments in zip(judged, rows, others, strict=True):
-        known = moments.counts[own] > 0
-        logits.append(F.linear(features[known].double(), weight, bias))
-        targets.append(own[known])
-    if not sum(map(len, targets)):
-        return math.inf, 1.0
-    values, labels = torch.cat(logits), torch.cat(targets)
-    return min((float(F.cross_entropy(factor * values, labels)), factor) for factor in _TEMPERATURES)

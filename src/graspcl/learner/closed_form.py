@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from graspcl.buffer import Buffer, Codes
@@ -83,23 +84,31 @@ class SolvedHead(Learner):
         for start in range(0, len(labels), _CHUNK):
             part = slice(start, start + _CHUNK)
             with torch.no_grad():
-                inputs = self.buffer.decode(codes[part], self.device)
-                features = inputs if self._are_features(inputs) else self.network(inputs).features
+                features = self.read(self.buffer.decode(codes[part], self.device))
             self.keep(features, labels[part], None if ids is None else np.asarray(ids)[part])
             self._stale = True
+
+    def read(self, inputs: torch.Tensor, outputs: Outputs | None = None) -> torch.Tensor:
+        """Return the features [n, D] of inputs [n, …], whose `outputs` may be known."""
+        if self._are_features(inputs):
+            return inputs
+        features: torch.Tensor = (self.network(inputs) if outputs is None else outputs).features
+        return features
 
     def _are_features(self, inputs: torch.Tensor) -> bool:
         return inputs.ndim == 2 and inputs.is_floating_point() and not self.network.veridical
 
     def forward(self, inputs: torch.Tensor) -> Outputs:
         outputs = super().forward(inputs)
-        weight, bias = self._solved()
-        if not len(weight):
+        if not len(self._solved()[0]):
             return outputs
-        features = inputs if self._are_features(inputs) else outputs.features
+        return outputs._replace(logits=self.logits_of(self.read(inputs, outputs)))
+
+    def logits_of(self, features: torch.Tensor) -> torch.Tensor:
+        weight, bias = self._solved()
         # In double precision and relative to the largest: logits of a discriminant are large, their differences small.
         logits = F.linear(self.lift(features).to(weight), weight, bias)
-        return outputs._replace(logits=(logits - logits.amax(1, keepdim=True)).float().to(self.device))
+        return (logits - logits.amax(1, keepdim=True)).float().to(self.device)
 
     def _solved(self) -> Rows:
         if self._stale:
@@ -250,6 +259,8 @@ class RanPac(FromMoments):
             with the smallest squared error on held-out samples.
         weighting: whether every "sample" weighs the same or every "class", for long tails. Weights of classes assume
             that all share the covariance within classes.
+        layers: outputs of how many layers after the cut are features, side by side: the network's own, and those of
+            the layers before, averaged over locations (as in F-OAL and LayUP). The layers must be a chain.
 
     >>> from graspcl.model import vector_network
     >>> learner = RanPac(vector_network(2, generator=torch.Generator().manual_seed(0)), Buffer(), dimensions=50)
@@ -270,14 +281,34 @@ class RanPac(FromMoments):
         dimensions: Count = 2_000,
         ridge: Positive | None = None,
         weighting: Literal["sample", "class"] = "sample",
+        layers: Count = 1,
     ) -> None:
-        self.dimensions, self.ridge, self.weighting, self.chooses = dimensions, ridge, weighting, ridge is None
+        self.dimensions, self.ridge, self.weighting, self.layers = dimensions, ridge, weighting, layers
+        self.chooses = ridge is None
         super().__init__(network, buffer, policy, optimiser, rng, device, execution)
 
     def setup(self) -> None:
         super().setup()
+        chain = list(self.network.plastic) if isinstance(self.network.plastic, nn.Sequential) else []
+        known = sum(_has_weights(part) for part in chain)
+        if self.layers > 1 and self.network.veridical:
+            raise GraspError(f"ranpac(layers={self.layers}) needs latent rehearsal: leave out layers, or store latents")
+        if self.layers > max(1, known):
+            raise GraspError(f"ranpac(layers={self.layers}): this network has a chain of {known} layers after the cut")
         self._seed = int(self.rng.integers(2**63))
         self._projection: torch.Tensor | None = None  # [dimensions, D], drawn from the seed
+
+    def read(self, inputs: torch.Tensor, outputs: Outputs | None = None) -> torch.Tensor:
+        if self.layers == 1:
+            return super().read(inputs, outputs)
+        network, found, values = self.network, [], inputs
+        with network.execution.autocast():
+            for part in cast(nn.Sequential, network.plastic):
+                values = part(values)
+                if _has_weights(part):
+                    found.append(values.flatten(2).mean(2) if values.ndim > 2 else values)
+            own = network.neck(values)
+        return torch.cat([*found[-self.layers : -1], own], dim=1).float()
 
     def lift(self, features: torch.Tensor) -> torch.Tensor:
         if self._projection is None:
@@ -302,3 +333,7 @@ class RanPac(FromMoments):
     def load_extra_state(self, state: dict[str, Any]) -> None:
         super().load_extra_state(state)
         self._seed, self._projection = int(state["projection"]), None
+
+
+def _has_weights(part: nn.Module) -> bool:
+    return next(part.parameters(), None) is not None

@@ -26,18 +26,20 @@ from graspcl.policy.networks import evaluating
 class Derpp(Learner):
     """DER++ (Buzzega et al. 2020), offline as in section 4.2: loss = CE(new) + beta CE(old) + alpha MSE(old logits).
 
-    A sample's logits are stored at the end of its first session, when it stops being new, and never change. They say
-    nothing about classes that came later. They are a column of the buffer (`columns`), so their bytes count.
+    A sample's logits are stored at the end of its first session, when it stops being new, and never change. They are a
+    column of the buffer (`columns`), so their bytes count. Classes that came later get the lowest logit that was
+    stored for the sample: a head that has all rows from the start, as in the original, learns such low logits for them.
 
     Args, besides those of `Learner`:
         alpha: weight of the squared difference to the earlier logits.
         beta: weight of the cross-entropy of old samples.
         teacher: compare with the logits of the network at the start of the session, and store none. This is the
             variant behind the paper's numbers.
-        average: "terms" makes each term a mean over its samples of the mini-batch, as in the paper; a batch without new
-            samples then has plain cross-entropy. Where a policy draws few new samples, each of them weighs several
-            times as much as an old one. With "batch" every sample counts once: the loss is the mean over the batch of
-            CE for new samples and beta CE + alpha MSE for old ones.
+        average: with "batch" every sample counts once: the loss is the mean over the batch of CE for new samples and
+            beta CE + alpha MSE for old ones. "terms" makes each term a mean over its samples of the mini-batch, as in
+            the original, which draws as many old samples as new ones; a batch without new samples then has plain
+            cross-entropy. Where a policy draws few new samples, each of them weighs several times as much as an old
+            one. By default "batch", and "terms" with a `teacher`.
 
     >>> from graspcl.model import vector_network
     >>> from graspcl.policy import Budget
@@ -63,10 +65,11 @@ class Derpp(Learner):
         alpha: NonNegative = 0.1,
         beta: NonNegative = 0.9,
         teacher: bool = False,
-        average: Literal["terms", "batch"] = "terms",
+        average: Literal["terms", "batch"] | None = None,
     ) -> None:
         super().__init__(network, buffer, policy, optimiser, rng, device, execution)
-        self.alpha, self.beta, self.teacher, self.average = alpha, beta, teacher, average
+        self.alpha, self.beta, self.teacher = alpha, beta, teacher
+        self.average = average or ("terms" if teacher else "batch")
         self._teacher: dict[str, torch.Tensor] = {}  # weights, during a session
         self._teacher_passes = 0  # booked when the session ends
         if not teacher and not {"logits", "known"} <= self.buffer.columns.keys():
@@ -115,9 +118,12 @@ class Derpp(Learner):
             return F.mse_loss(logits, before.logits)
         slots = batch.slots[old.numpy(force=True)]
         stored = torch.from_numpy(self.buffer["logits"][slots][:, : logits.shape[1]]).to(logits)
-        known = torch.from_numpy(self.buffer["known"][slots]).to(self.device)
-        counts = torch.arange(logits.shape[1], device=self.device) < known[:, None]
-        return ((logits - stored).square() * counts).sum() / counts.sum().clamp_min(1)
+        known = torch.from_numpy(self.buffer["known"][slots]).to(self.device)[:, None]
+        then = torch.arange(logits.shape[1], device=self.device) < known
+        lowest = stored.where(then, torch.inf).amin(1, keepdim=True)
+        counts = then | (known > 1)  # the lowest of a single class is its own
+        drift = (logits - stored.where(then, lowest)).where(counts, 0)
+        return drift.square().sum() / counts.sum().clamp_min(1)
 
     def end_session(self, costs: Costs) -> None:
         costs.training_forward += self._teacher_passes

@@ -251,6 +251,12 @@ class Learner:
         """
         return torch.cat([getattr(outputs, part) for outputs in self._forward(samples, coded)])
 
+    def logits_of(self, features: torch.Tensor) -> torch.Tensor:
+        """Return the logits [n, classes] of features [n, D] that the network computed as it is now."""
+        with torch.no_grad():
+            logits: torch.Tensor = self.network.head(features.to(self.device))
+        return logits
+
     def forward(self, inputs: torch.Tensor) -> Outputs:
         """Return the outputs that predictions use, for inputs [n, …] of the network: those of the network by default.
 
@@ -355,7 +361,10 @@ class Learner:
 
     def load(self, path: str | Path) -> None:
         """Restore a state written by `save`, into a learner made with the same settings."""
-        self.load_state_dict(load_state(Path(path)))
+        state = load_state(Path(path), copy=True)
+        if isinstance(buffer := state.get("buffer"), dict):
+            buffer["owned"] = True  # nobody else has these arrays
+        self.load_state_dict(state)
 
 
 def column_shapes(

@@ -20,7 +20,7 @@ def logistic_rows(
     root mean square. The bias has no penalty.
 
     Args:
-        h: features.
+        h: features, in the precision in which losses are computed.
         targets: rows of the classes.
         classes: their number, K.
         strength: of the penalty.
@@ -36,7 +36,7 @@ def logistic_rows(
     mean = h.mean(0)
     h = h - mean
     scale = float(h.square().mean().sqrt()) or 1.0
-    h = torch.cat([h / scale, torch.full((number, 1), _BIAS)], 1)
+    h = torch.cat([h / scale, torch.full((number, 1), _BIAS, dtype=h.dtype)], 1)
     everyone = torch.arange(number)
 
     def scaled(rows: Rows) -> torch.Tensor:
@@ -50,7 +50,7 @@ def logistic_rows(
     def objective(values: Array) -> tuple[float, Array]:
         rows = torch.from_numpy(values).view(classes, width + 1)
         # Smaller probabilities than e^-60 make no difference, but numbers near zero make products slow.
-        log_p = (h @ rows.float().T).log_softmax(1).clamp_(min=-60)
+        log_p = (h @ rows.to(h.dtype).T).log_softmax(1).clamp_(min=-60)
         pull = penalties * (rows - centre)
         loss = float((pull * (rows - centre)).sum()) / 2 - float(log_p[everyone, targets].double().mean())
         error = log_p.exp_()

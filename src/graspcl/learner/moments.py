@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 
 from graspcl.checks import Positive, Share, checked
 
+_BLOCK = 256  # columns of a second moment that are computed at a time
 _LEAST = 1e-10  # share of the largest eigenvalue below which a direction counts as noise
 _LITTLE = 1e-3  # share of the scatter between classes that counts as scatter within them, if that has less
 _PRIOR = 1.0  # strength of the regression that predicts how features have moved, relative to their variance
 NEVER = -1e30  # the bias of a class without samples, so that it is not predicted
 
 Rows = tuple[torch.Tensor, torch.Tensor]  # weights [K, D] and biases [K] of a linear head, float64
+Judged = tuple[torch.Tensor, torch.Tensor]  # rows of the head [n] and features [n, D] of samples
+
+_TEMPERATURES = tuple(10 ** (step / 6) for step in range(-18, 7))
 
 
 class Moments:
@@ -44,8 +50,7 @@ class Moments:
             self.counts += torch.bincount(targets, minlength=len(self.counts))
             self.sums.index_add_(0, targets, h)
             if len(self.second):
-                second = h.T @ h
-                self.second += (second + second.T) / 2  # exactly symmetric, as it is saved
+                self.second += _gram(h)
         return self
 
     def grow(self, classes: int) -> None:
@@ -117,6 +122,16 @@ class Moments:
             self.second[columns, rows] = upper
 
 
+def _gram(h: torch.Tensor) -> torch.Tensor:
+    """Return Σ h hᵀ [D, D], exactly symmetric, as it is saved. Blocks below the diagonal are not computed twice."""
+    gram = h.new_empty(h.shape[1], h.shape[1])
+    for begin in range(0, len(gram), _BLOCK):
+        block = slice(begin, begin + _BLOCK)
+        part = h[:, block].T @ h[:, begin:]
+        gram[block, begin:], gram[begin:, block] = part, part.T
+    return (gram + gram.T) / 2
+
+
 class Movement:
     """How features have moved: the linear map from earlier to present features, from samples that have both.
 
@@ -186,19 +201,21 @@ def mean_rows(moments: Moments) -> Rows:
 
 
 @checked
-def discriminant_rows(moments: Moments, shrinkage: Share) -> Rows:
+def discriminant_rows(moments: Moments, shrinkage: Share, within: torch.Tensor | None = None) -> Rows:
     """Return weights [K, D] and biases [K] of linear discriminant analysis with equal priors.
+
+    `within` is the moments' own, for callers that need it for several shrinkages.
 
     w_k = Λ μ_k and b_k = -½ μ_kᵀ Λ μ_k, where Λ is the inverse of the covariance within classes. The covariance is
     shrunk: (1 - shrinkage) Σ + shrinkage · mean(diag Σ) · I.
     """
-    covariance, means = moments.within, moments.means
+    covariance, means = moments.within if within is None else within, moments.means
     # Where every class has one sample there is no scatter within classes; a little of the scatter of all replaces it.
     mean = moments.sums.sum(0) / moments.counts.sum().clamp_min(1)
     between = ((means - mean).square() * moments.counts[:, None]).sum() / moments.counts.sum().clamp_min(1)
     level = torch.maximum(covariance.diagonal().mean(), _LITTLE * between / len(mean))
     level = torch.where(level > 0, level, 1.0)
-    covariance = covariance.mul_(1 - shrinkage)
+    covariance = covariance * (1 - shrinkage)
     covariance.diagonal().add_(shrinkage * level)
     weight = solve(covariance, means.T).T
     bias = -(means * weight).sum(1) / 2
@@ -238,6 +255,22 @@ def lowest(height: Callable[[int], float], number: int, start: int) -> int:
     while (best := min(range(max(0, place - 1), min(number, place + 2)), key=height)) != place:
         place = best
     return place
+
+
+def calibrated(judgements: list[tuple[Rows, Judged, Moments]]) -> tuple[float, float]:
+    """Return the least cross-entropy of judged samples under rows of the other half, and the factor that gives it.
+
+    The moments are those of the other half. Samples of a class that it does not have judge nothing.
+    """
+    logits, targets = [], []
+    for (weight, bias), (own, features), moments in judgements:
+        known = moments.counts[own] > 0
+        logits.append(F.linear(features[known].double(), weight, bias))
+        targets.append(own[known])
+    if not sum(map(len, targets)):
+        return math.inf, 1.0
+    values, labels = torch.cat(logits), torch.cat(targets)
+    return min((float(F.cross_entropy(factor * values, labels)), factor) for factor in _TEMPERATURES)
 
 
 @checked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -14,13 +15,16 @@ from graspcl.checks import Array, NonNegative, checked
 from graspcl.errors import GraspError
 from graspcl.learner.baselines import GDumb
 from graspcl.learner.learner import learners
-from graspcl.learner.moments import Moments, discriminant_rows, ridge_rows
+from graspcl.learner.moments import Moments, Rows, discriminant_rows, ridge_rows
 from graspcl.learner.optimiser import Optimiser
 from graspcl.model import Execution, Outputs, SplitNetwork
 from graspcl.policy import Budget, Costs, Policy
 
 _FACTORS = (0.3, 1.0, 3.0)  # by which the rate is multiplied
-_SOLVERS = {"ridge": ridge_rows, "discriminant": discriminant_rows}  # closed-form heads
+_SOLVERS: dict[str, Callable[[Moments, float], Rows]] = {
+    "ridge": ridge_rows,
+    "discriminant": discriminant_rows,
+}  # closed-form heads
 _STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1)  # of the ridge, or of the shrinkage
 _HELD_OUT = 10  # one sample in this many of each class
 _CHUNK = 512  # samples per forward pass
@@ -52,6 +56,7 @@ class Offline(GDumb):
         reset: as for `GDumb`.
         passes: the least number of passes over all samples in each session.
         tuned: choose rate and head on held-out samples. False uses the rate that is given and the trained head.
+        trial_passes: passes over the nine tenths with each rate; by default as many as `passes`.
 
     >>> from graspcl.model import vector_network
     >>> network = vector_network(4, generator=torch.Generator().manual_seed(0))
@@ -75,9 +80,11 @@ class Offline(GDumb):
         reset: bool = True,
         passes: NonNegative = 10.0,
         tuned: bool = True,
+        trial_passes: NonNegative | None = None,
     ) -> None:
         super().__init__(network, buffer, policy, optimiser, rng, device, execution, reset)
         self.passes, self.tuned = passes, tuned
+        self.trial_passes = passes if trial_passes is None else trial_passes
         self.choice = Choice()  # of the last tuned session
         self._rows: tuple[torch.Tensor, torch.Tensor] | None = None  # weights and biases of a closed-form head
         self._batch_size, self._tried = 1, 0  # tried: samples that trials were trained on, booked when the session ends
@@ -163,8 +170,8 @@ class Offline(GDumb):
         return held
 
     def _train(self, slots: Array, optimiser: Optimiser) -> None:
-        """Train the network on `slots` [n] for `passes` passes."""
-        updates = Budget.passes(self.passes, len(slots), self._batch_size).updates
+        """Train the network on `slots` [n] for `trial_passes` passes."""
+        updates = Budget.passes(self.trial_passes, len(slots), self._batch_size).updates
         optimizer = optimiser.build(self.network.plastic_parameters())
         scheduler, scaler = optimiser.scheduler(optimizer, updates), self.execution.scaler()
         self.network.train()

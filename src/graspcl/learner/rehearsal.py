@@ -259,7 +259,11 @@ class Rehearsal:
         self._losses = list(torch.as_tensor(state["losses"]).to(self.learner.device))
         self._picks = list(np.array(state["picks"]))
         self.session.costs = Costs(**state["costs"])
-        self._optimizer.load_state_dict(copied(state["optimizer"]))
+        optimizer = copied(state["optimizer"])
+        for saved, group in zip(optimizer["param_groups"], self._optimizer.param_groups, strict=True):
+            if "fused" in group:  # how it is computed is this process's choice; earlier versions had another
+                saved["fused"] = group["fused"]
+        self._optimizer.load_state_dict(optimizer)
         self._scheduler.load_state_dict(copied(state["scheduler"]))
         if state["scaler"]:
             self._scaler.load_state_dict(dict(state["scaler"]))

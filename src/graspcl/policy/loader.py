@@ -31,7 +31,7 @@ class Loader:
     def __init__(self, buffer: Buffer, device: torch.device | str) -> None:
         self._buffer, self._device = buffer, torch.device(device)
         self._ahead: tuple[Array, Future[Samples]] | None = None
-        slow = buffer.codec is not None and buffer.codec.ragged
+        slow = buffer.codec is not None and buffer.codec.ragged and not buffer.divided  # ranks exchange in turn
         self._thread = ThreadPoolExecutor(1, "graspcl-loader") if slow else None
         self._kept: Samples | None = None
 

@@ -297,7 +297,10 @@ def identity(plain: dict[str, Any]) -> dict[str, Any]:
     if not base["stages"]:
         base = {**base, **_NO_STAGES}
         del base["stages"]
-    decisive = {**plain, "base": base, "measure": measure, "buffer": buffer}
+    learner = dict(plain["learner"])
+    if learner["name"] == "derpp" and not learner.get("teacher"):
+        learner["loss"] = 2  # it changed, so that folders of earlier runs are not taken for repetitions
+    decisive = {**plain, "learner": learner, "base": base, "measure": measure, "buffer": buffer}
     return {name: value for name, value in decisive.items() if name not in ("checkpoint", "log")}
 
 

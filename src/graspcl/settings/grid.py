@@ -15,6 +15,8 @@ from graspcl.settings.read import change, parse, parse_parts, settled
 REFERENCES = "ncm,slda,ranpac,probe,er_ace"  # learners to compare with
 _REFERENCE_POLICY = Part("uniform")  # of references that rehearse, as published for er_ace
 
+_SEEDS = 10_000
+
 
 def grid(
     config: Config, policy_names: str, learner_names: str = "", seeds: str = "1", updates: str = "1x",
@@ -81,8 +83,10 @@ def parse_seeds(text: str) -> list[int]:
     ([0, 1, 2], [1, 74], [0])
     """
     words, many = [word.strip() for word in text.split(",") if word.strip()], "," not in text
-    if not words or not all(word.isdecimal() for word in words) or (many and int(words[0]) < 1):
+    if not words or not all(word.isdecimal() for word in words) or (many and not words[0].strip("0")):
         raise GraspError(f"--seeds {text}: give how many (3), or which, with commas (1,74,1444; one alone as 74,)")
+    if many and (len(words[0]) > 9 or int(words[0]) > _SEEDS):
+        raise GraspError(f"--seeds {text[:40]}: give at most {_SEEDS:,}, since all runs are listed before the first")
     return list(range(int(words[0]))) if many else [int(word) for word in words]
 
 

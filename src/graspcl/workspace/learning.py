@@ -21,7 +21,6 @@ from graspcl.progress import Progress
 from graspcl.workspace.arriving import Arrivals
 from graspcl.workspace.calibration import novelty
 from graspcl.workspace.judging import Change, Tally, changes, fallen, hold_out, tallies
-from graspcl.workspace.memory import HeldOut
 from graspcl.workspace.training import Effort, Trained, train
 from graspcl.workspace.version import Version
 
@@ -87,11 +86,10 @@ def learn(
     if problems and len(arrivals.problems) == len(rows):
         raise GraspError(f"no sample can be used: {problems[0]}")
     check_classes(samples.name, len(version.names))
-    held, novel = len(version.held) - len(old), _novelty(version, head, old, known)
+    held, novel = len(version.held) - len(old), _novelty(version, head, len(old), known)
     trained = Trained(0, 0.0, "there is nothing new")
     if arrivals.counts:
-        accuracy, batch_size = lambda: float(version.right().sum()) / max(1, len(version.held)), _batch(version)
-        trained = train(version.learner, accuracy, len(version.held), effort, batch_size, began, progress)
+        trained = train(version, effort, _batch(version), began, progress, first=not known)
     predicted = version.predicted()
     right = predicted == version.held.labels
     after = right[: len(old)]
@@ -112,17 +110,17 @@ def learn(
     )  # fmt: skip
 
 
-def _novelty(version: Version, head: list[Tensor], old: HeldOut, known: set[int]) -> float | None:
+def _novelty(version: Version, head: list[Tensor], old: int, known: set[int]) -> float | None:
     """Return how well `head` (weights and biases), which has not learned them, separates new classes from `known` ones.
 
-    Both are scored by it: stored samples of new classes, and the held-out samples `old`.
+    Both are scored by it: stored samples of new classes, and the `old` first held-out samples.
     """
     new = np.flatnonzero(~np.isin(version.buffer.labels, [*known]))
-    if not len(old) or not len(new):
+    if not old or not len(new):
         return None
-    codes = old.codes[_spread(len(old))], version.buffer["codes"][new[_spread(len(new))]]
-    features = (version.learner.outputs(torch.as_tensor(part), "features") for part in codes)
-    return novelty(*(F.linear(part, *head).cpu() for part in features))
+    codes = torch.as_tensor(version.buffer["codes"][new[_spread(len(new))]])
+    features = version.features()[_spread(old)], version.learner.outputs(codes, "features").cpu()
+    return novelty(*(F.linear(part, *(values.cpu() for values in head)) for part in features))
 
 
 def _spread(number: int) -> Array:

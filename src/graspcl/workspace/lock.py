@@ -7,15 +7,16 @@ import json
 import os
 import platform
 import time
+from io import FileIO
 from pathlib import Path
-from typing import IO
 
+from graspcl.cache import open_lock
 from graspcl.errors import GraspError
 
 _PAUSE = 0.1  # seconds between two attempts
 
 
-def hold(file: Path, wait: float = 0.0) -> IO[bytes]:
+def hold(file: Path, wait: float = 0.0) -> FileIO:
     """Hold the lock `file` until the returned file is closed; the lock of a dead process is free.
 
     Args:
@@ -27,8 +28,7 @@ def hold(file: Path, wait: float = 0.0) -> IO[bytes]:
     """
     folder = file.parent
     try:
-        # Without a buffer: what a full disk refuses would be written again when the lock is closed, and fail there.
-        opened = open(file, "ab+", buffering=0)  # noqa: SIM115  (closed by the caller)
+        opened = open_lock(file)
     except OSError as error:
         raise GraspError(f"the workspace {folder} cannot be written: {error.strerror}") from error
     try:
@@ -41,7 +41,8 @@ def hold(file: Path, wait: float = 0.0) -> IO[bytes]:
                 )
             time.sleep(_PAUSE)
         with contextlib.suppress(OSError):  # a full disk: the lock is held all the same
-            opened.truncate(0)
+            opened.seek(0)
+            opened.truncate()
             since = time.strftime("%H:%M:%S")
             opened.write(json.dumps({"pid": os.getpid(), "host": platform.node(), "since": since}).encode())
     except BaseException:
@@ -50,7 +51,7 @@ def hold(file: Path, wait: float = 0.0) -> IO[bytes]:
     return opened
 
 
-def _taken(opened: IO[bytes]) -> bool:
+def _taken(opened: FileIO) -> bool:
     try:
         import fcntl
 
@@ -62,7 +63,7 @@ def _taken(opened: IO[bytes]) -> bool:
     return True
 
 
-def _holder(opened: IO[bytes]) -> str:
+def _holder(opened: FileIO) -> str:
     """Return who holds the lock, as far as its file tells."""
     try:
         opened.seek(0)

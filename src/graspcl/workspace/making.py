@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from graspcl.buffer.capacity import METADATA_BYTES, parse_bytes
+from graspcl.buffer.capacity import parse_bytes
 from graspcl.checks import Array
 from graspcl.codec import Auto, Codec, codecs
 from graspcl.data import Samples
 from graspcl.data.sources import data_sources, kind_of_files
 from graspcl.errors import GraspError
-from graspcl.experiment.automatic import resolve
-from graspcl.experiment.encoding import chosen_part, first_readable, fitted_codec
+from graspcl.experiment.automatic import resolve, stored_bytes
+from graspcl.experiment.encoding import chosen_part, fitted_codec
 from graspcl.experiment.prepare import make_learner
 from graspcl.model import SplitNetwork, networks
 from graspcl.progress import Progress
@@ -25,7 +25,10 @@ from graspcl.workspace.memory import new_network
 from graspcl.workspace.version import Version
 
 MEMORY = "100MB"  # of stored samples, by default
-_ROOM = 2  # store in half precision if this many times the first samples fit into the memory; else use a smaller codec
+_ROOM = 2  # a codec is precise enough to be used without a trial if this many times the first samples fit into memory
+_PRECISE = {"half": 2, "int8": 1}  # codecs that cost hardly any accuracy: bytes per number
+# Half a pass of different samples: GRASP would begin with a pass over the memory, and had less accuracy (docs/log.md).
+_POLICY = {"policy": "uniform_balanced", "policy.replace": False}
 _STATIC = 256  # width of the static embeddings that networks of vectors read
 _FITTED = 2_000  # samples at most that a codec is trained on
 
@@ -43,6 +46,7 @@ def choose_settings(
         "stream.base_classes": 1, "stream.sessions": 1, "data.test_share": None, "buffer.capacity": memory,
         **{f"data.{name}": column for name, column in (("text", text), ("label", label)) if column},
     })  # fmt: skip
+    config = change(config, _POLICY)
     if backbone is not None:
         config = _with_backbone(config, backbone)
     if pixels is not None:
@@ -74,15 +78,21 @@ def new_version(config: Config, samples: Samples[Any], rows: Array, progress: Pr
 def _choose_codec(
     config: Config, network: SplitNetwork, samples: Samples[Any], rows: Array, progress: Progress
 ) -> tuple[Config, Codec]:
-    """Return the settings with a codec, and the codec itself: half precision where that is small enough, else auto."""
-    latent = network.encode(first_readable(samples).to(network.device))[0]
-    each, limit = 2 * latent.numel() + METADATA_BYTES, parse_bytes(str(config.buffer.capacity))
-    size = f"{len(rows):,} samples take {len(rows) * each / 1e6:,.1f} MB in half precision"
-    if _ROOM * len(rows) * each <= limit or codecs.get(config.codec.name) is not codecs.get("half"):
-        progress.note(f"codec = {config.codec}: {size}, and the memory is {config.buffer.capacity}")
+    """Return the settings with a codec, and the codec itself: the most precise that leaves room, or else `auto`."""
+    memory, number, taken = config.buffer.capacity, len(rows), []
+    if codecs.get(config.codec.name) is not codecs.get("half"):
         return config, codecs.create(config.codec.name, **config.codec.parameters)
-    progress.note(f"codec = auto: {size}, too much for a memory of {config.buffer.capacity}")
-    config = replaced(config, {"codec.name": "auto"})
+    for name, width in _PRECISE.items():
+        size = number * stored_bytes(config, samples, network, width)
+        taken.append(f"{size / 1e6:,.1f} MB in {name}")
+        if _ROOM * size <= parse_bytes(str(memory)):
+            break
+    else:
+        name = "auto"
+    progress.note(f"codec = {name}: {number:,} samples take {' and '.join(taken)}, for a memory of {memory}")
+    if name == "half":
+        return config, codecs.create(name)
+    config = replaced(config, {"codec.name": name})
     some = rows[np.linspace(0, len(rows) - 1, min(_FITTED, len(rows))).astype(np.int64)]
     codec, _ = fitted_codec(config, samples, network, None, some, progress)
     if not isinstance(codec, Auto):

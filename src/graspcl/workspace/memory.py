@@ -7,11 +7,12 @@ are stored, by id. The network as it came is not written. It is made again from 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from graspcl.cache import digest_of
 from graspcl.checks import Array
@@ -39,6 +40,8 @@ class HeldOut:
     ids: Array
     labels: Array
     codes: Array
+    # Features of the first of them, of the network as it is now; who trains it empties this.
+    features: Tensor = field(default_factory=lambda: torch.empty(0, 0))
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -51,8 +54,9 @@ class HeldOut:
     def with_samples(self, ids: Array, labels: Array, codes: Array) -> HeldOut:
         """Return these samples and more."""
         known = self.codes if len(self) else codes[:0]
-        parts = ((self.ids, ids), (self.labels, labels), (known, codes))
-        return HeldOut(*(np.concatenate(part) for part in parts))
+        pairs = ((self.ids, ids), (self.labels, labels), (known, codes))
+        first, second, third = (np.concatenate(pair) for pair in pairs)
+        return HeldOut(first, second, third, self.features)
 
     def part(self, which: Array) -> HeldOut:
         """Return some of the samples, by mask or position."""

@@ -1,9 +1,9 @@
-"""How long a workspace trains: passes over its memory while held-out accuracy rises, or within a budget."""
+"""How long a workspace trains: passes over its memory while held-out accuracy rises, a part of one, or a budget."""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,8 +13,11 @@ from graspcl.learner import Learner
 from graspcl.learner.rehearsal import Rehearsal
 from graspcl.policy import Budget
 from graspcl.progress import Progress
+from graspcl.workspace.version import Version
 
 _PASSES = 3  # over the memory at most
+_PART = 0.5  # passes of a change after the first: a tenth of the time of ten passes over everything
+_FEW = 100  # updates that a change may always make within three passes: they take seconds
 _TRIAL = 3  # updates that show how long one takes
 _MEASURING = 1 / 3  # of the time of an update: passing its samples forward once, as the end of a session does
 _UNITS = {"s": 1, "sec": 1, "min": 60, "m": 60, "h": 3600}
@@ -55,37 +58,40 @@ def parse_seconds(text: str) -> float:
 
 
 def train(
-    learner: Learner, accuracy: Callable[[], float], held: int, effort: Effort, batch_size: int, began: float,
-    progress: Progress,
-) -> Trained:  # fmt: skip
-    """Rehearse what the learner stores.
+    version: Version, effort: Effort, batch_size: int, began: float, progress: Progress, first: bool = True
+) -> Trained:
+    """Rehearse what a version stores.
 
     Args:
-        accuracy: returns the share of held-out samples that the learner predicts correctly now.
-        held: number of these samples.
         effort: by default one pass over the memory, and up to two more while held-out accuracy rises and is below
             100 %. A pass after which it is lower than before by more than its standard error is taken back.
         began: when the change began, by `time.monotonic`; the time of the effort counts from there.
+        first: whether nothing was learned before. Later, half a pass is the most by default, unless that is less than
+            100 updates.
     """
-    stored = len(learner.buffer)
-    whole = max(1, round(stored / batch_size))
+    learner, held = version.learner, len(version.held)
+    whole = max(1, round(len(learner.buffer) / batch_size))
     if effort.updates is not None:
-        _session(learner, effort.updates, batch_size, None, progress, "training")
+        _session(version, effort.updates, batch_size, None, progress, "training")
         return Trained(effort.updates, effort.updates / whole, "the given number of updates")
-    deadline, limit = None, _PASSES * whole
+    deadline, limit, reason = None, _PASSES * whole, f"{_PASSES} passes are the most"
     if effort.seconds is not None:
         deadline = began + effort.seconds
         limit = min(limit, _affordable(learner, batch_size, whole, deadline))
-    updates, best = 0, accuracy()
-    reason = f"{_PASSES} passes are the most"
+    elif not first and limit > _FEW:
+        limit = max(_FEW, round(_PART * whole))
+        most = "half a pass over the memory" if limit > _FEW else f"{_FEW} updates"
+        reason = f"{most}, the most without --updates or --budget"
+    updates, best = 0, version.accuracy()
     while updates < limit:
         number = min(whole, limit - updates)
         before = learner.knowledge()
-        title = f"training, pass {updates // whole + 1} of at most {_PASSES}"
-        done = _session(learner, number, batch_size, deadline, progress, title)
-        now = accuracy()
+        title = f"training, pass {updates // whole + 1} of at most {math.ceil(limit / whole)}"
+        done = _session(version, number, batch_size, deadline, progress, title)
+        now = version.accuracy()
         if now < best - (best * (1 - best) / max(1, held)) ** 0.5:
             learner.restore(before)
+            version.retrained()
             reason = f"{'another' if updates else 'a'} pass over the memory lowered held-out accuracy and was undone"
             reason += "" if updates else "; the last layer still learned the new samples, in one step"
             break
@@ -103,9 +109,10 @@ def train(
 
 
 def _session(
-    learner: Learner, updates: int, batch_size: int, deadline: float | None, progress: Progress, title: str
+    version: Version, updates: int, batch_size: int, deadline: float | None, progress: Progress, title: str
 ) -> int:
     """Run one session and return its updates; stop it when the time is over."""
+    learner = version.learner
     session = Rehearsal(learner, learner.session_budget(Budget(updates, batch_size)))
     with progress.task(title, updates) as advance:
         while not session.done:
@@ -114,6 +121,7 @@ def _session(
             if deadline is not None and time.monotonic() > deadline:
                 session.stop()
     session.finish()
+    version.retrained()
     return session.updates
 
 

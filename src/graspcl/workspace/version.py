@@ -113,12 +113,19 @@ class Version:
 
     # -- held-out samples ----------------------------------------------------------------------------------------------
 
+    def features(self) -> Tensor:
+        """Return the features [n, D] of held-out samples. They are computed once, until the plastic part is trained."""
+        known = len(self.held.features)
+        if known < len(self.held):
+            new = self.learner.outputs(torch.from_numpy(self.held.codes[known:]), "features").cpu()
+            self.held.features = torch.cat([self.held.features, new]) if known else new
+        return self.held.features
+
     def logits(self, which: Array | slice = slice(None)) -> Tensor:
         """Return the logits [n, classes] of held-out samples, by default of all."""
-        codes = self.held.codes[which]
-        if not len(codes):
+        if not len(self.held):
             return torch.zeros(0, len(self.learner.classes))
-        return self.learner.outputs(torch.from_numpy(codes), "logits").cpu()
+        return self.learner.logits_of(self.features()[which]).cpu()
 
     def predicted(self) -> Array:
         """Return the predicted labels of the held-out samples [n]."""
@@ -129,6 +136,14 @@ class Version:
     def right(self) -> Array:
         """Return which held-out samples are predicted correctly [n]."""
         return np.asarray(self.predicted() == self.held.labels)
+
+    def accuracy(self) -> float:
+        """Return the share of held-out samples that are predicted correctly; 0 without such samples."""
+        return float(self.right().sum()) / max(1, len(self.held))
+
+    def retrained(self) -> None:
+        """Note that the plastic part has changed."""
+        self.held.features = torch.empty(0, 0)
 
     def accuracies(self) -> dict[int, Tally]:
         """Return how well each class is predicted, by label."""

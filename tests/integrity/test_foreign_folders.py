@@ -1,0 +1,81 @@
+"""Files of folders that others made: links and pipes are neither followed nor waited for, and damage is found."""
+
+import io
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from graspcl import Buffer
+from graspcl.cache import lock
+from graspcl.cli import main
+from graspcl.errors import GraspError
+from graspcl.experiment.loggers import logged
+from graspcl.experiment.tuning import draw_trials
+from graspcl.settings.grid import parse_seeds
+from graspcl.workspace.lock import hold
+
+
+def test_a_lock_that_is_a_link_or_a_pipe_is_refused_and_nothing_is_emptied(tmp_path):
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / "link").symlink_to("precious")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("link", "pipe"):
+        with pytest.raises(GraspError, match="cannot be written"):
+            hold(tmp_path / name)
+        with lock(tmp_path / name):  # work may be repeated, but goes on
+            pass
+    assert (tmp_path / "precious").read_text() == "precious"
+    for _ in range(2):
+        hold(tmp_path / "lock").close()
+    assert (tmp_path / "lock").read_text().startswith('{"pid": ')
+
+
+@pytest.mark.parametrize("name", ["buffer.json", "counts.npy", "codes.npy", "labels.npy", "row_checksums.npy"])
+def test_a_pipe_in_the_folder_of_a_buffer_is_not_waited_for(tmp_path, name):
+    buffer = Buffer(storage=tmp_path)
+    buffer.insert(np.ones((4, 3), np.float32), np.zeros(4, np.int64))
+    buffer.close()
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(GraspError, match="it is a pipe"):
+        Buffer.open(tmp_path)
+
+
+def test_a_pipe_among_the_notes_of_loggers_is_not_waited_for(tmp_path):
+    (tmp_path / "logs").mkdir()
+    os.mkfifo(tmp_path / "logs" / "wandb.json")
+    assert logged(tmp_path, "wandb") == {}
+
+
+def test_trials_are_drawn_from_any_number_of_combinations():
+    space = {f"s{place}": [*range(2000)] for place in range(12)}
+    found = draw_trials(space, 50)
+    assert len(found) == 50 and found[0].values == {} and found == draw_trials(space, 50)
+    assert len({tuple(one.values.items()) for one in found}) == 50
+
+
+@pytest.mark.parametrize("number", ["10001", "1000000000", "9" * 400])
+def test_a_number_of_runs_that_could_not_be_listed_is_refused(number, capsys):
+    with pytest.raises(GraspError, match="at most 10,000"):
+        parse_seeds(number)
+    with pytest.raises(SystemExit) as end:
+        main(["tune", "listings", "--seeds", number])
+    assert end.value.code == 2 and "Must be <= 10000" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        (lambda: torch.empty(2**60), "can't allocate memory"),
+        (lambda: bytes(2**62), "use less data, a smaller buffer or fewer workers"),
+    ],
+)
+def test_a_lack_of_memory_is_told_in_one_line(monkeypatch, capsys, raised, told):
+    monkeypatch.setattr("graspcl.cli.app.app", lambda *given, **options: raised())
+    monkeypatch.setattr("sys.stdout", io.StringIO())
+    with pytest.raises(SystemExit) as end:
+        main(["list"])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert end.value.code == 2 and line.startswith("graspcl: there is not enough memory: ") and told in line
