@@ -18,7 +18,7 @@ def cache(tmp_path_factory):
 def graspcl(tmp_path, cache, capsys, monkeypatch):
     """Runs a command in an empty folder, in a terminal of 80 columns, and returns what it prints.
 
-    Tables must fit the terminal, and no mistake may show a traceback.
+    Tables must fit the terminal, no mistake may show a traceback, and the process keeps its own handler of SIGTERM.
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
@@ -26,20 +26,19 @@ def graspcl(tmp_path, cache, capsys, monkeypatch):
     policies.names()
     for table in ("_parts", "_declared"):  # what a plugin registers is forgotten after the test
         monkeypatch.setattr(policies, table, dict(getattr(policies, table)))
-    handler = signal.getsignal(signal.SIGTERM)
 
     def call(*arguments, code=0):
-        ended = 0
+        ended, handler = 0, signal.getsignal(signal.SIGTERM)
         try:
             main([*map(str, arguments)])
         except SystemExit as end:
             ended = end.code or 0
         done = capsys.readouterr()
+        assert signal.getsignal(signal.SIGTERM) == handler
         assert ended == code, done.out + done.err
         assert "Traceback" not in done.out + done.err
         tables = [line for line in done.out.splitlines() if re.search("[─│] ", line)]
         assert all(len(line) <= 80 for line in tables)
         return done.out + done.err
 
-    yield call
-    signal.signal(signal.SIGTERM, handler)
+    return call

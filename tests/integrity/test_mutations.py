@@ -8,8 +8,8 @@ import contextlib
 import io
 import itertools
 import json
+import shlex
 import shutil
-import signal
 import sys
 from pathlib import Path
 
@@ -67,7 +67,6 @@ def sound(tmp_path_factory):
             Image.fromarray(pixels).save(place / "photos" / name / f"{number}.png")
     (place / "photos" / "ant" / "broken.png").write_bytes(b"no image")
     (place / "settings.toml").write_text(SETTINGS)
-    handler = signal.getsignal(signal.SIGTERM)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         patch.setattr("os.fsync", lambda file: None)
@@ -86,7 +85,6 @@ def sound(tmp_path_factory):
         graspcl("stream", "save", "settings.toml", "--out", "export/stream.npz")
         patch.setenv("GRASPCL_CACHE", "used/cache")
         yield place
-    signal.signal(signal.SIGTERM, handler)
 
 
 class Stopped(Exception):
@@ -164,7 +162,7 @@ def run(part, *options):
     """The results of a run that is resumed, that is finished already, or that starts from what it finds."""
     options = (*options, "--checkpoint.seconds", "60")  # saving every update again would take most of the time
     told = graspcl("run", "settings.toml", "--out", f"used/{part}", *options)
-    folder = Path(told.rpartition("Run: ")[2].strip())
+    folder = Path(*shlex.split(told.rpartition("Run: ")[2]))
     summary = json.loads((folder / "summary.json").read_text())
     timeless = {name: value for name, value in summary.items() if not name.endswith(("seconds", "joules"))}
     try:

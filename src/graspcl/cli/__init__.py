@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     from graspcl.cli.app import app
 
-    signal.signal(signal.SIGTERM, _stop)
+    before = signal.signal(signal.SIGTERM, _stop)
     try:
         try:
             given = _without_nul(sys.argv[1:] if arguments is None else arguments)
@@ -54,6 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _fail(f"there is not enough memory: {str(error) or 'use less data, a smaller buffer or fewer workers'}")
     except KeyboardInterrupt:
         _stop(signal.SIGINT)
+    finally:
+        # Left in place, workers that the caller forks later would print that graspcl was stopped.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
 
 def _without_nul(arguments: Sequence[str]) -> Sequence[str]:
