@@ -20,7 +20,7 @@ from graspcl.buffer import Buffer, rules
 from graspcl.checks import Array
 from graspcl.codec import OPQ
 from graspcl.errors import require
-from graspcl.experiment.checkpoints import SegmentedCodes, Segments, Stored
+from graspcl.experiment.checkpoints import Segments, Stored
 from graspcl.learner import Aligned, Learner, Optimiser, Siesta
 from graspcl.model import SplitNetwork, efficientnet_lite0, mobilenet_v3_large, vector_network
 from graspcl.model.layers import SmallDepthwise
@@ -28,7 +28,7 @@ from graspcl.policy import Budget, Session, batches, policies, rehearse
 from graspcl.policy.drawing import group_by_class, uniform_draws
 from graspcl.policy.grasp import grasp_draws
 from graspcl.policy.session import SampleOutputs
-from graspcl.state import load_state
+from graspcl.state import load_state, save_state
 
 
 def selection(
@@ -268,7 +268,7 @@ def _siesta_and_by_hand(
 
 
 def state(small: int = 128, large: int = 65_536, rounds: int = ROUNDS) -> Iterator[Bar]:
-    """Loading a state into a new learner, and the codes of a checkpoint from their segments: verified and unverified.
+    """Loading a state into a new learner, and a run's checkpoint with its codes in segments: verified and unverified.
 
     The bar is on the seconds that a user waits: a thread verifies while another one copies, so the CPU seconds, which
     are shown without a bar, do not add up to them. All files are in the page cache. From a disk, loading takes longer
@@ -287,17 +287,22 @@ def state(small: int = 128, large: int = 65_536, rounds: int = ROUNDS) -> Iterat
 
             what = f"a new learner from a state of {file.stat().st_size / 1e6:.0f} MB, verified / not"
             yield from _verifying(what, lambda: load(True), lambda: load(False), rounds=rounds, repeat=3)
-    codes, births = np.zeros((large, _DIM), np.float32), np.arange(large)
     with tempfile.TemporaryDirectory() as folder:
-        segments = Segments(Path(folder))
+        file, segments, state = Path(folder) / "state", Segments(Path(folder)), learner.state_dict()
+        columns = state["buffer"]["columns"]
+        births, codes = columns["births"], columns.pop("codes")
         written = segments.write(Stored(births, codes))
         segments.settle()
-        yield from _verifying(
-            f"{codes.nbytes / 1e6:.0f} MB of codes from segments, verified / not",
-            lambda: np.asarray(segments.open(written, births)),
-            lambda: np.asarray(SegmentedCodes(segments.objects, written, births, np.zeros(large, bool), None)),
-            rounds=rounds,
-        )
+        save_state(file, state)
+
+        def resume(verify: bool) -> None:  # as a run
+            state = load_state(file, verify=verify)
+            columns = state["buffer"]["columns"]
+            state["buffer"]["columns"] = {"codes": segments.open(written, columns["births"], verify=verify), **columns}
+            _learner(Buffer(), "uniform").load_state_dict(state)
+
+        what = f"a checkpoint with {codes.nbytes / 1e6:.0f} MB of codes in segments, verified / not"
+        yield from _verifying(what, lambda: resume(True), lambda: resume(False), rounds=rounds)
 
 
 def _verifying(what: str, *calls: Callable[[], object], rounds: int, repeat: int = 1) -> Iterator[Bar]:

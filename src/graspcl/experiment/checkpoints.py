@@ -79,7 +79,7 @@ class Segments:
         self.settle()
         names = ranks.texts(written["names"], "agreements")
         # What the others have just written needs no check: it is verified when it is read to be restored.
-        self._births = {name: known if (known := self._births.get(name)) is not None else self._read(name, verify=False)
+        self._births = {name: known if (known := self._births.get(name)) is not None else self._births_in(name)
                         for name in names}  # fmt: skip
         return {**written, "names": names}
 
@@ -109,7 +109,7 @@ class Segments:
 
     def open(
         self, written: dict[str, Any], births: Array, again: Callable[[Array], Array] | None = None,
-        note: Callable[[str], None] = lambda said: None,
+        note: Callable[[str], None] = lambda said: None, verify: bool = True,
     ) -> SegmentedCodes:  # fmt: skip
         """Verify what `write` returned, and return the codes of samples with these births [n].
 
@@ -119,24 +119,27 @@ class Segments:
             again: returns the codes [m, …] of the samples at positions [m], from another source. It is asked for what
                 is missing or damaged, which is an error otherwise.
             note: called about each damaged segment.
+            verify: compare the segments with their checksums.
         """
         known: dict[str, Array] = {}
-        for name in written["names"]:
-            try:
-                known[name] = self._read(name)
-            except GraspError as error:
-                if again is None:
-                    raise
-                note(f"{error}; its codes are taken from the prepared data")
+        names = written["names"]
+        for name, fault in zip(names, self.objects.faults(names) if verify else [""] * len(names), strict=True):
+            if not fault:
+                known[name] = self._births_in(name)
+                continue
+            said = f"{self.objects.path(name)} {fault}"
+            if again is None:
+                raise GraspError(said)
+            note(f"{said}; its codes are taken from the prepared data")
         _, lost = reusable(known, births, dead=1.0)
         if again is None and lost.any():
             raise GraspError(f"{self.objects.folder} lacks the codes of {int(lost.sum())} samples")
         self._births = known
         return SegmentedCodes(self.objects, {**written, "names": [*known]}, births, lost, again)
 
-    def _read(self, name: str, verify: bool = True) -> Array:
-        """Return the births of the samples in a segment [m]."""
-        return np.array(self.objects.get(name, verify)["births"])  # a copy, since a view keeps the file mapped
+    def _births_in(self, name: str) -> Array:
+        """Return the births of the samples in a segment [m], which is not verified."""
+        return np.array(self.objects.get(name, verify=False)["births"])  # a copy, since a view keeps the file mapped
 
 
 class SegmentedCodes:

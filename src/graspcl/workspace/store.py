@@ -340,8 +340,9 @@ class Store:
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _faults(self, names: Iterable[str]) -> list[str]:
-        found = {name: self._objects.fault(name) for name in names}
-        return [f"{self._objects.path(name)} {fault}" for name, fault in found.items() if fault]
+        names = [*names]
+        found = zip(names, self._objects.faults(names), strict=True)
+        return [f"{self._objects.path(name)} {fault}" for name, fault in found if fault]
 
     def _check_writable(self) -> None:
         if self.problems:
