@@ -131,7 +131,7 @@ def small(tmp_path):
 def test_figures_are_drawn_as_pictures(small, tmp_path, kind, begin):
     written = write_figures(small, tmp_path / "out", kind)
     assert {path.name for path in written} >= {f"learning-all.{kind}", f"matrix.{kind}", f"repeats.{kind}"}
-    assert len(written) == 10
+    assert len(written) == 11
     assert all(path.read_bytes().startswith(begin) for path in written)
     if kind == "svg":
         assert "Accuracy on all classes" in (tmp_path / "out" / "learning-all.svg").read_text(encoding="utf-8")
@@ -146,7 +146,7 @@ def test_without_a_browser_the_error_says_what_to_install(small, tmp_path, monke
 
 def test_a_browser_that_fails_is_named(small, tmp_path, monkeypatch):
     monkeypatch.setenv("BROWSER_PATH", shutil.which("false") or "/nowhere")
-    with pytest.raises(GraspError, match=r"drew 0 of 10 figures|cannot draw"):
+    with pytest.raises(GraspError, match=r"drew 0 of 11 figures|cannot draw"):
         write_figures(small, tmp_path / "out", "svg")
 
 

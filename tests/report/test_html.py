@@ -26,7 +26,7 @@ from graspcl.report.tables import comparison_table, cost_table, paper_form_table
 
 FIGURES = {
     "learning-all", "learning-old", "learning-new", "bars", "updates", "seconds", "memory", "times", "distance",
-    "repeats", "coverage", "class-coverage", "drift", "drift-mse", "matrix", "classes",
+    "repeats", "coverage", "class-coverage", "drift", "drift-mse", "class-sessions", "matrix", "classes",
 }  # fmt: skip
 
 
@@ -125,6 +125,36 @@ def test_curves_are_those_of_the_accuracy_matrix(tmp_path):
     assert run.curves["all"][-1] == run.value("alpha") == 40
     assert run.curves["new"][1:] == [run.matrix[t, t] for t in (1, 2, 3)]
     assert math.isnan(run.curves["old"][0])
+
+
+def test_accuracy_by_class_and_session_is_side_by_side_for_methods(tmp_path):
+    for policy, right in (("grasp", 4), ("uniform", 1)):
+        make_run(tmp_path / policy, policy, right=right)
+    experiment = only(gather([tmp_path]))
+    (view,) = by_name(experiment)["class-sessions"].views
+    (trace,) = view.data
+    runs = [group.runs[0] for group in experiment.groups]
+    methods, sessions = trace["x"]
+    assert methods == [run.policy for run in runs for _ in run.curves["all"]]
+    assert sessions == [str(session) for run in runs for session in range(len(run.curves["all"]))]
+    for name, row in zip(trace["y"], trace["z"], strict=True):
+        assert row == [
+            None if math.isnan(value) else pytest.approx(value, abs=0.05)
+            for run in runs for value in run.class_sessions[name]
+        ]  # fmt: skip
+    # Rows follow the order of arrival: what is unknown before grows from row to row.
+    missing = [row.index(next(value for value in row if value is not None)) for row in trace["z"]]
+    assert missing == sorted(missing) and missing[-1] > 0
+
+
+def test_the_accuracy_of_a_class_is_followed_over_sessions(tmp_path):
+    folder = make_run(tmp_path / "a")
+    predictions = np.array([[0, 1, -1, -1], [0, 0, 1, 0], [1, 1, 1, 1]])
+    labels, arrived = np.array([0, 0, 1, 1]), np.array([0, 0, 1, 1])
+    np.savez(folder / "predictions.npz", labels=labels, arrived=arrived, predictions=predictions)
+    found = read_run(folder).class_sessions
+    assert found["class 0"] == [50, 100, 0]
+    assert math.isnan(found["class 1"][0]) and found["class 1"][1:] == [50, 100]
 
 
 def test_the_saving_is_drawn_in_and_said(swept):

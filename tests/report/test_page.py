@@ -50,7 +50,7 @@ def choose(page, select, value):
 
 def test_every_figure_is_drawn_without_a_complaint_or_a_request(page):
     marks = dict(page.run(SHOWN % "f.querySelectorAll('.trace path, .point, .hm image').length"))
-    assert len(marks) == 16
+    assert len(marks) == 17
     assert all(marks.values()), marks
     assert page.complaints() == []
     addresses = page.requests()

@@ -37,6 +37,12 @@ NotNegative = Annotated[float, Parameter(validator=validators.Number(gte=0))]
 Hidden = Annotated[str, Parameter(show_default=False)]  # the help explains the default
 
 
+_YOUR_OWN = """The same with your own data, a folder with one folder of images per class, or a table of texts:
+  graspcl new shop photos/       makes a classifier
+  graspcl learn shop week-2/     teaches it new samples and new classes
+  graspcl predict shop *.jpg     uses it"""
+
+
 def demo(
     *,
     streams: DemoStreams = ("listings", "groceries"),
@@ -107,7 +113,7 @@ def demo(
         said = f"Report, to open in a browser: {page}"
     except (MissingExtra, OSError) as error:  # plotly may not be installed
         said = f"No report was written: {error}"
-    console.print(f"\nAll runs: {folder}\n{said}", soft_wrap=True, highlight=False, markup=False)
+    console.print(f"\nAll runs: {folder}\n{said}\n\n{_YOUR_OWN}", soft_wrap=True, highlight=False, markup=False)
 
 
 def run(

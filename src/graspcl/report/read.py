@@ -63,6 +63,7 @@ class Run:
     labels: Array | None = None  # of the test samples [n]
     correct: Array | None = None  # whether their last predictions are right [n]
     class_accuracy: dict[str, float] = field(default_factory=dict)  # after the last session
+    class_sessions: dict[str, list[float]] = field(default_factory=dict)  # after each, NaN before the class arrived
     rehearsed: RehearsedSession | None = None  # the last session
     drift: tuple[Array, ...] = ()  # after each update, by session, as a norm
     drift_mse: tuple[Array, ...] = ()  # the same as a mean squared difference
@@ -346,8 +347,14 @@ def _predictions(names: list[str], file: Path) -> dict[str, Any]:
     first = found.at(0, slice(0, 1))
     curves = {"all": [first, *found.all], "old": [math.nan, *found.old], "new": [math.nan, *found.new]}
     by_class = _by_class(names, correct[known], labels[known])
+    over_sessions: dict[str, list[float]] = {}  # in the order of arrival
+    for session, predicted in enumerate(predictions):
+        here = arrived <= session
+        for name, accuracy in _by_class(names, predicted[here] == labels[here], labels[here]).items():
+            over_sessions.setdefault(name, [math.nan] * session).append(accuracy)
     return {
-        "curves": curves, "matrix": found.matrix, "labels": labels, "correct": correct, "class_accuracy": by_class
+        "curves": curves, "matrix": found.matrix, "labels": labels, "correct": correct, "class_accuracy": by_class,
+        "class_sessions": over_sessions,
     }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from functools import cache, partial
 from importlib import resources
 from typing import Any
 
-from graspcl.report.figures.accuracy import accuracy_matrix, by_class, final_accuracy, learning_curve
+from graspcl.report.figures.accuracy import accuracy_matrix, by_class, class_sessions, final_accuracy, learning_curve
 from graspcl.report.figures.cost import by_memory, by_time, by_updates, training_time
 from graspcl.report.figures.rehearsal import (
     buffer_coverage,
@@ -42,7 +42,10 @@ _SECTIONS: dict[str, tuple[str, dict[str, Callable[[Experiment], list[View] | st
         {"distance": distance, "repeats": repetitions, "coverage": buffer_coverage, "class-coverage": class_coverage,
          "drift": drift_norm, "drift-mse": drift_mse},
     ),
-    "details": ("Sessions and classes", {"matrix": accuracy_matrix, "classes": by_class}),
+    "details": (
+        "Sessions and classes",
+        {"class-sessions": class_sessions, "matrix": accuracy_matrix, "classes": by_class},
+    ),
 }  # fmt: skip
 
 

@@ -86,3 +86,31 @@ def by_class(experiment: Experiment, label: str, groups: list[Group]) -> View:
     note = f"The {len(hardest)} hardest of {len(names)} classes." if len(names) > len(hardest) else ""
     order = {"categoryorder": "array", "categoryarray": [*reversed(ticks.values())]}
     return View(label, data, {"yaxis": order, "meta": {"height": 60 + 20 * len(hardest)}}, note)
+
+
+@style.by_condition
+def class_sessions(experiment: Experiment, label: str, groups: list[Group]) -> View | None:
+    """Accuracy of each class after each session, side by side for all methods with the same first seed."""
+    known = [group for group in groups if group.runs[0].class_sessions]
+    runs = {group.label: group.runs[0] for group in known if group.runs[0].seed == known[0].runs[0].seed}
+    names = list(dict.fromkeys(name for run in runs.values() for name in run.class_sessions))
+    if not names or len(names) > _HARDEST:
+        return None
+    columns = [(method, session) for method, run in runs.items() for session in range(len(run.curves["all"]))]
+
+    def accuracy(name: str, method: str, session: int) -> float:
+        known = runs[method].class_sessions.get(name, [])
+        return known[session] if session < len(known) else math.nan
+
+    cells = [[accuracy(name, *column) for column in columns] for name in names]
+    trace: Trace = {
+        "type": "heatmap", "z": [style.rounded(row, 1) for row in cells], "zmin": 0, "zmax": 100, "colorscale": SCALE,
+        "x": [
+            [style.plain_text(method).replace(" (", "<br>(") for method, _ in columns],
+            [str(session) for _, session in columns],
+        ],
+        "y": distinct_labels([style.plain_text(name, 26) for name in names]), "xgap": 1, "ygap": 1,
+        "colorbar": {"ticksuffix": " %", "thickness": 12, "outlinewidth": 0},
+        "hovertemplate": "%{y}, after session %{x}: %{z} %<extra></extra>",
+    }  # fmt: skip
+    return View(label, [trace], {"meta": {"height": 110 + 20 * len(names)}})
