@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from graspcl.bench import BENCHES, bars, full, network, ranks, run_benches, scale, timing
+from graspcl.bench import BENCHES, bars, full, network, ranks, run_benches, scale, size, timing
 from graspcl.bench.network import Rate
 from graspcl.bench.timing import HEADER, Bar, interleave, one_thread
 from graspcl.errors import GraspError, MissingExtra
@@ -257,3 +257,18 @@ def test_a_stopped_measurement_shows_what_it_has(capsys):
 def test_options_of_one_bench_are_refused_by_the_others():
     with pytest.raises(GraspError, match=r"--pixels: only `graspcl bench network`"):
         run_benches("decode", pixels=64)
+
+
+def test_a_workspace_is_measured_at_few_photos(monkeypatch):
+    pytest.importorskip("PIL")
+    monkeypatch.setattr(size, "_PREDICTED", 4)
+    monkeypatch.setattr(size, "_STARTS", 1)
+    found = {bar.what: bar for bar in size.run(samples=24, classes=2)}
+    assert all(np.isfinite(bar.value) for bar in found.values())
+    assert found["MB on disk after 24 photos"].ok and found["MB of memory at the peak of graspcl learn"].value > 100
+    assert [bar.bar for bar in found.values()] == [None, 1500, None, 1500, 250, 3, 0.9]
+
+
+def test_a_command_that_fails_is_told(tmp_path):
+    with pytest.raises(GraspError, match=r"(?s)graspcl new shop photos failed: .*photos"):
+        size._spent(["new", "shop", "photos"], tmp_path)

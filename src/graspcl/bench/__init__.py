@@ -21,6 +21,7 @@ ON_REQUEST = {
     "workspace": ("data", "first", "weeks", "per_class", "backbone", "pixels", "memory"),
     "scale": ("samples", "classes"),
     "full": ("samples", "classes"),
+    "size": ("samples", "classes"),
 }
 
 
@@ -51,12 +52,14 @@ def run_benches(what: str, as_json: bool = False, progress: Progress | None = No
             network.show(rates)
             return True
         return _print(rates, as_json)
-    from graspcl.bench import bars, full, ranks, scale, timing
+    from graspcl.bench import bars, full, ranks, scale, size, timing
 
     if not as_json:
         sys.stdout.write(timing.HEADER + "\n")
     if what == "full":
         return _print(full.run(**options), as_json)
+    if what == "size":
+        return _print(size.run(**options, progress=progress), as_json)
     if what == "scale":
         return _print(chain(scale.run(**options), ranks.run()), as_json)
     with timing.one_thread():

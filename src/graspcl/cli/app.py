@@ -32,6 +32,7 @@ def bench(
         "workspace",
         "scale",
         "full",
+        "size",
         "all",
     ] = "all",
     *,
@@ -55,7 +56,8 @@ def bench(
         The measurement. `network` compares precisions, layouts and compiled code at every stage of latent rehearsal;
         it has no targets, takes minutes, and is not part of `all`. `workspace` compares weekly learning with
         retraining, a probe and fine-tuning on your data. `scale` selects from 100 million samples, and `full`
-        rehearses codes as many as ImageNet-1K has; they need 4 and 6 GB of memory, and are not part of `all`.
+        rehearses codes as many as ImageNet-1K has; they need 4 and 6 GB of memory. `size` measures a workspace of
+        100,000 photos: memory, disk, start and rate. These three are not part of `all`, either.
     json
         Print one JSON object per measurement.
     pixels
@@ -75,9 +77,9 @@ def bench(
     memory
         workspace: as for `graspcl new`.
     samples
-        scale, full: number of samples.
+        scale, full, size: number of samples.
     classes
-        scale, full: number of classes.
+        scale, full, size: number of classes.
     """
     from rich.console import Console
 
