@@ -282,8 +282,7 @@ def state(small: int = 128, large: int = 65_536, rounds: int = ROUNDS) -> Iterat
 
             def load(verify: bool, file: Path = file) -> None:  # as Learner.load
                 state = load_state(file, verify=verify, copy=True)
-                state["buffer"]["owned"] = True
-                _learner(Buffer(), "uniform").load_state_dict(state)
+                _learner(Buffer(), "uniform").load_state_dict(state, copy=False)
 
             what = f"a new learner from a state of {file.stat().st_size / 1e6:.0f} MB, verified / not"
             yield from _verifying(what, lambda: load(True), lambda: load(False), rounds=rounds, repeat=3)

@@ -357,12 +357,13 @@ class Buffer(Guarded, Views):
         return saved_state(self)
 
     @alone
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], copy: bool = True) -> None:
         """Restore a state from `state_dict` into a buffer made with the same capacity, codec, rule and columns.
 
-        A state of a buffer made otherwise is refused, and nothing changes.
+        A state of a buffer made otherwise is refused, and nothing changes. Without `copy`, the arrays of the state
+        become those of the buffer.
         """
-        restore_state(self, state)
+        restore_state(self, state, copy)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_ledger": None}  # a copy owns no folder

@@ -52,10 +52,10 @@ def saved_state(buffer: Buffer, without: str = "", copy: bool = True) -> dict[st
     }
 
 
-def restore_state(buffer: Buffer, state: Mapping[str, Any]) -> None:
+def restore_state(buffer: Buffer, state: Mapping[str, Any], copy: bool = True) -> None:
     """Restore a state from `saved_state`; refuse that of a buffer made otherwise.
 
-    If the state has "owned", its columns become those of the buffer, without a copy.
+    Without `copy`, its columns become those of the buffer.
     """
     # States of earlier versions have neither "bound" nor "rule".
     bound = state.get("bound", buffer._bound if buffer._limit else state["capacity"])
@@ -85,7 +85,7 @@ def restore_state(buffer: Buffer, state: Mapping[str, Any]) -> None:
         columns["code_starts"] = sequences.restore_state(codes, shape, columns["lengths"])
     if columns and buffer._ledger is not None:
         columns[CHECKS] = np.zeros(int(state["count"]), np.uint64)
-    buffer._storage = buffer._storage.like(columns, copy=not state.get("owned"))
+    buffer._storage = buffer._storage.like(columns, copy=copy)
     buffer._count, buffer.seen, buffer._overfull = int(state["count"]), int(state["seen"]), bool(state["overfull"])
     buffer.since = int(state.get("since", 0))  # states of earlier versions have it in the learner
     buffer.capacity = state["capacity"]

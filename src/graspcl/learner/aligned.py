@@ -333,8 +333,8 @@ class Aligned(Learner):
             "strength": self._strength,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict({"strength": self._strength, **state})  # states of earlier versions have none
+    def assumed(self) -> dict[str, Any]:
+        return {"strength": self._strength}
 
     def load_extra_state(self, state: dict[str, Any]) -> None:
         self._original.load_state_dict(state["original"])

@@ -155,9 +155,8 @@ class Idbr(Learner):
         passes, storing = [self._extra_forward, self._copies], rng_state(self._storing)
         return {"tasks": self.tasks, "old": self._features_before, "passes": passes, "storing": storing}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        # States of earlier versions, where the policy's generator chose what stays, leave this one as it is.
-        super().load_state_dict({"storing": rng_state(self._storing), **state})
+    def assumed(self) -> dict[str, Any]:
+        return {"storing": rng_state(self._storing)}  # the policy's generator chose what stays
 
     def load_extra_state(self, state: dict[str, Any]) -> None:
         self.tasks, (self._extra_forward, self._copies) = int(state["tasks"]), map(int, state["passes"])

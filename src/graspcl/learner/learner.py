@@ -320,9 +320,12 @@ class Learner:
         }
         return copied(state) if copy else state
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state from `state_dict`, into a learner made with the same settings."""
-        state = dict(state)
+    def load_state_dict(self, state: dict[str, Any], copy: bool = True) -> None:
+        """Restore a state from `state_dict`, into a learner made with the same settings.
+
+        Without `copy`, what the buffer stores is not copied: nobody else may use these arrays.
+        """
+        state = {**self.assumed(), **state}
         since = state.pop("since", None)  # where earlier versions stored it
         expected = {"network", "classes", "buffer", "policy", "rng", *self.extra_state()}
         if expected != state.keys():
@@ -331,7 +334,7 @@ class Learner:
         before = self.knowledge()
         self.restore(state)
         try:
-            self.buffer.load_state_dict(state["buffer"])
+            self.buffer.load_state_dict(state["buffer"], copy)
         except GraspError:
             self.restore(before)
             raise
@@ -344,6 +347,10 @@ class Learner:
         self._set_classes(state["classes"])
         self.policy.load_state_dict(state["policy"])
         restore_rng(self.rng, state["rng"])
+
+    def assumed(self) -> dict[str, Any]:
+        """Return those parts of `extra_state` that states of earlier versions lack, as they were then."""
+        return {}
 
     def extra_state(self) -> dict[str, Any]:
         """Return what a subclass remembers beyond the base class; its keys become keys of `state_dict`.
@@ -361,10 +368,7 @@ class Learner:
 
     def load(self, path: str | Path) -> None:
         """Restore a state written by `save`, into a learner made with the same settings."""
-        state = load_state(Path(path), copy=True)
-        if isinstance(buffer := state.get("buffer"), dict):
-            buffer["owned"] = True  # nobody else has these arrays
-        self.load_state_dict(state)
+        self.load_state_dict(load_state(Path(path), copy=True), copy=False)
 
 
 def column_shapes(
