@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from test_automatic import Sealed
 
+from graspcl.cli.tune import _report, _table
 from graspcl.errors import GraspError
 from graspcl.experiment import RunFolder, make_workers, sweeps, tuning
 from graspcl.experiment.tuning import draw_trials, plan_stages, search_space, tune
@@ -69,6 +70,8 @@ def test_a_trial_that_fails_is_the_last(config, tmp_path):
     found = searched(config, tmp_path, trials=2, space={"buffer.capacity": ["10B"]})
     assert found.trials[-1].scores == {None: -math.inf} and found.best == config
     assert ["holds no sample" in reason for reason in found.failed.values()] == [True]
+    assert [cell for column in _table(found).columns for cell in column.cells][-1] == "failed"
+    assert [*_report(found, {}, seeds=1)][-1].endswith("(all samples: failed)")
     with pytest.raises(GraspError, match="no trial could be run; the first failed: a buffer of 10B holds no sample"):
         searched(change(config, {"buffer": "10B"}), tmp_path, trials=1)
 

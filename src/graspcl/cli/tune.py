@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -126,7 +127,7 @@ def _report(found: Search, space: Space, seeds: int) -> Iterator[str]:
     yield from (f"  {name}: {', '.join(map(str, values))}" for name, values in space.items())
     yield "Trials, the best first:"
     for trial in found.trials:
-        scores = "; ".join(f"{_samples(part)}: {score:.2f}" for part, score in trial.scores.items())
+        scores = "; ".join(f"{_samples(part)}: {_score(score)}" for part, score in trial.scores.items())
         yield f"  {_values(trial)} ({scores})"
 
 
@@ -139,8 +140,12 @@ def _table(found: Search) -> Table:
         table.add_column("all" if per_class is None else str(per_class), justify="right", no_wrap=True)
     for trial in found.trials:
         scores = [trial.scores.get(per_class) for per_class, _ in found.stages]
-        table.add_row(escape(_values(trial)), *("" if score is None else f"{score:.2f}" for score in scores))
+        table.add_row(escape(_values(trial)), *("" if score is None else _score(score) for score in scores))
     return table
+
+
+def _score(accuracy: float) -> str:
+    return "failed" if math.isinf(accuracy) else f"{accuracy:.2f}"
 
 
 def _values(trial: Trial) -> str:
