@@ -6,6 +6,7 @@ Names and submodules are loaded when they are first used, so that `import graspc
 from __future__ import annotations
 
 import importlib
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +63,7 @@ def save(path: str | Path, state: Any) -> None:
     """
     from graspcl.state import save_state
 
-    save_state(Path(path), state.state_dict() if hasattr(state, "state_dict") else state)
+    save_state(Path(os.path.realpath(path)), state.state_dict() if hasattr(state, "state_dict") else state)
 
 
 def load(path: str | Path) -> dict[str, Any]:

@@ -29,11 +29,10 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 
     The content goes to a file beside `path`, is synced, and then replaces `path`. If that fails with an OSError,
     `path` is unchanged. Processes that read or map the old file keep it as it was. A device or pipe, such as
-    /dev/stdout, is not replaced: that is an OSError. A link stays, and the file that it leads to is replaced.
+    /dev/stdout, is not replaced: that is an OSError. A link is replaced, and the file that it leads to stays.
     """
-    path = Path(os.path.realpath(path))
-    if path.exists():
-        check_regular(path, os.stat(path))
+    if os.path.lexists(path) and not path.is_symlink():
+        check_regular(path, os.lstat(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     part = partial_name(path)
     with writing(part) as file:
@@ -42,6 +41,11 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         os.fsync(file.fileno())
         os.replace(part, path)
         sync_folder(path.parent)
+
+
+def write_output(path: str | Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Write a file that the user named, as `write_whole`, but keep a link: the file that it leads to is replaced."""
+    write_whole(Path(os.path.realpath(path)), write)
 
 
 def partial_name(path: Path) -> Path:

@@ -45,6 +45,15 @@ def test_extreme_arguments(graspcl, arguments, message):
     assert message in graspcl(*arguments, code=2)
 
 
+@pytest.mark.skipif(os.name != "posix", reason="closes streams as a shell does")
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams(closed, tmp_path):
+    command = f"{sys.executable} -m graspcl predict nowhere - -o out.csv {closed}"
+    done = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert ("graspcl: " in done.stderr) == ("2>&-" not in closed)
+
+
 @pytest.mark.parametrize(
     "content, message",
     [

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+import graspcl
 from graspcl import Buffer, Learner, integrity
 from graspcl.errors import GraspError
 from graspcl.experiment import RunFolder
@@ -23,7 +24,7 @@ from graspcl.model import vector_network
 from graspcl.objects import Objects
 from graspcl.pretrain import load_weights, read_header, save_weights
 from graspcl.settings.read import read_toml
-from graspcl.state import load_state, pack_state, save_state, write_whole
+from graspcl.state import load_state, pack_state, save_state, write_output, write_whole
 
 
 def flips(content):
@@ -233,12 +234,21 @@ def test_threads_that_write_one_file_do_not_share_its_parts(tmp_path):
     assert (tmp_path / "a").read_bytes() in (b"x" * 20, b"y" * 20) and [*tmp_path.iterdir()] == [tmp_path / "a"]
 
 
-def test_a_file_is_written_where_its_link_leads(tmp_path):
+def test_an_output_is_written_where_its_link_leads_and_any_other_file_replaces_the_link(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "table.csv").write_text("old")
     (tmp_path / "link.csv").symlink_to("elsewhere/table.csv")
-    write_whole(tmp_path / "link.csv", lambda file: file.write(b"new"))
+    write_output(tmp_path / "link.csv", lambda file: file.write(b"new"))
     assert (tmp_path / "link.csv").is_symlink() and (tmp_path / "elsewhere" / "table.csv").read_text() == "new"
+    write_whole(tmp_path / "link.csv", lambda file: file.write(b"newer"))
+    assert not (tmp_path / "link.csv").is_symlink() and (tmp_path / "elsewhere" / "table.csv").read_text() == "new"
+
+
+def test_what_a_user_saves_is_written_where_its_link_leads(tmp_path):
+    (tmp_path / "state").write_text("old")
+    (tmp_path / "link").symlink_to("state")
+    graspcl.save(tmp_path / "link", {"x": 1})
+    assert (tmp_path / "link").is_symlink() and graspcl.load(tmp_path / "state") == {"x": 1}
 
 
 def test_devices_and_pipes_are_not_replaced(tmp_path):
@@ -246,7 +256,7 @@ def test_devices_and_pipes_are_not_replaced(tmp_path):
     (tmp_path / "device").symlink_to(os.devnull)
     for name in ("pipe", "device"):
         with pytest.raises(OSError, match=f"it is a {name}, not a regular file"):
-            write_whole(tmp_path / name, lambda file: file.write(b"x"))
+            write_output(tmp_path / name, lambda file: file.write(b"x"))
     assert (tmp_path / "pipe").is_fifo() and (tmp_path / "device").is_symlink()
     (tmp_path / "loop").symlink_to("loop")
     write_whole(tmp_path / "loop", lambda file: file.write(b"x"))

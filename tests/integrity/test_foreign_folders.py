@@ -15,6 +15,8 @@ from graspcl.experiment.loggers import logged
 from graspcl.experiment.tuning import draw_trials
 from graspcl.settings.grid import parse_seeds
 from graspcl.workspace.lock import hold
+from graspcl.workspace.overview import RECENT, remember_scores
+from graspcl.workspace.store import BACKUP, Store
 
 
 def test_a_lock_that_is_a_link_or_a_pipe_is_refused_and_nothing_is_emptied(tmp_path):
@@ -47,6 +49,18 @@ def test_a_pipe_among_the_notes_of_loggers_is_not_waited_for(tmp_path):
     (tmp_path / "logs").mkdir()
     os.mkfifo(tmp_path / "logs" / "wandb.json")
     assert logged(tmp_path, "wandb") == {}
+
+
+@pytest.mark.parametrize("name", [RECENT, BACKUP])
+def test_a_link_in_a_workspace_leads_nothing_to_be_overwritten(tmp_path, name):
+    with Store.create(tmp_path / "shop", {}) as store:
+        store.commit("new", {}, {})
+        (tmp_path / "precious").write_text("precious")
+        (tmp_path / "shop" / name).unlink(missing_ok=True)
+        (tmp_path / "shop" / name).symlink_to(tmp_path / "precious")
+        store.commit("learn", {}, {})
+        remember_scores(tmp_path / "shop", np.ones(3), 1)
+    assert (tmp_path / "precious").read_text() == "precious" and not (tmp_path / "shop" / name).is_symlink()
 
 
 def test_trials_are_drawn_from_any_number_of_combinations():

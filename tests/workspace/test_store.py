@@ -88,7 +88,7 @@ def test_a_dropped_history_is_gone_from_all_files_and_cannot_be_undone(shop):
         store.commit("learn", {}, {"segments": []})
         assert {"workspace.db", "workspace.backup"} < {*holding(shop, b"SECRET")}
         kept = store.put({"rows": np.arange(1)})
-        store.commit("forget", {}, {"segments": [kept]}, drop_history=True)
+        store.commit("forget", {}, {"segments": [kept]}, keep=1)
         assert not holding(shop, b"SECRET") and len(list(shop.glob("objects/*/*"))) == 1
         with pytest.raises(GraspError, match=r"'forget' of .* cannot be undone"):
             store.undo()
@@ -98,10 +98,25 @@ def test_a_dropped_history_is_gone_from_all_files_and_cannot_be_undone(shop):
 def test_a_process_killed_before_it_removed_dropped_files_has_them_removed_by_the_next_writer(shop, monkeypatch):
     with Store.open(shop, write=True) as store, monkeypatch.context() as killed:
         killed.setattr(Store, "clean", lambda self: None)
-        store.commit("forget", {}, {"segments": [store.put({"rows": np.arange(1)})]}, drop_history=True)
+        store.commit("forget", {}, {"segments": [store.put({"rows": np.arange(1)})]}, keep=1)
     assert len(list(shop.glob("objects/*/*"))) == 5
     with Store.open(shop, write=True):
         assert len(list(shop.glob("objects/*/*"))) == 1
+
+
+def test_a_change_is_done_although_what_it_drops_cannot_be_removed(shop):
+    (shop / "workspace.backup").unlink()
+    os.mkfifo(shop / "workspace.backup")  # so cleaning up fails
+    with Store.open(shop, write=True) as store:
+        before = len(store.versions())
+        store.commit("rename", {}, store.head.manifest, keep=2)
+        assert before > 1 and len(store.versions()) == 2 and store.head.verb == "rename"
+        with pytest.raises(GraspError, match=r"'forget' is done, but files of dropped versions are still there"):
+            store.commit("forget", {}, {"segments": []}, keep=1)
+        assert store.head.verb == "forget" and list(shop.glob("objects/*/*"))
+    (shop / "workspace.backup").unlink()
+    with Store.open(shop, write=True) as store:
+        assert store.head.verb == "forget" and not list(shop.glob("objects/*/*"))
 
 
 def test_a_folder_in_use_is_not_made_a_workspace(shop, tmp_path):

@@ -130,7 +130,17 @@ def test_drift_needs_samples_and_a_difference():
     assert moved.found and moved.unknown == 1.0
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b'{"scores": 3}', b'{"scores": [NaN, "a", null]}', b"\xff" * 100])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[]",
+        b'{"scores": 3}',
+        b'{"scores": [NaN, "a", null]}',
+        b"\xff" * 100,
+        b'{"version": 3, "scores": [%s, true]}' % (b"9" * 400),
+    ],
+)
 def test_recent_scores_that_cannot_be_used_are_none(content, tmp_path):
     (tmp_path / RECENT).write_bytes(content)
     assert recent_scores(tmp_path, 3) == []

@@ -21,6 +21,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from graspcl import machine
 
     machine.prepare()  # before torch is loaded
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # the caller closed it
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):  # tables contain μ and ±, which not every encoding has
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

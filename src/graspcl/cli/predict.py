@@ -22,7 +22,7 @@ from graspcl.errors import GraspError, nearest
 from graspcl.files import beside, bounded_lines, inert_cell
 from graspcl.limits import limit
 from graspcl.progress import Silent
-from graspcl.state import write_whole
+from graspcl.state import write_output
 
 if TYPE_CHECKING:
     from graspcl.experiment import Learned
@@ -120,7 +120,7 @@ def _write_to(output: Path | None, write_table: Callable[[IO[str]], tuple[int, i
         table.detach()
 
     try:
-        write_whole(output, write)
+        write_output(output, write)
     except OSError as error:
         raise GraspError(f"the predictions cannot be written to {output}: {error.strerror}") from error
     return found

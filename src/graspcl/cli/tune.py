@@ -20,7 +20,7 @@ from graspcl.errors import GraspError
 from graspcl.settings.config import as_plain
 from graspcl.settings.presets import names
 from graspcl.settings.read import parse, replaced, settled
-from graspcl.state import write_whole
+from graspcl.state import write_output
 
 if TYPE_CHECKING:
     from graspcl.experiment.tuning import Search, Space, Trial
@@ -84,7 +84,7 @@ def tune(
     best = replaced(settled(found.best), {"name": f"{config.name}-tuned"})
     about = "".join(f"# {line}\n" for line in _report(found, space, seeds))
     try:
-        write_whole(output, lambda file: file.write(f"{about}\n{tomli_w.dumps(as_plain(best))}".encode()))
+        write_output(output, lambda file: file.write(f"{about}\n{tomli_w.dumps(as_plain(best))}".encode()))
     except OSError as error:
         raise GraspError(f"--output {output} cannot be written: {error.strerror}") from error
     console.print(_table(found))

@@ -7,6 +7,7 @@ learn from it at once (`learn_online`). Training happens later, in sessions (`re
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -364,7 +365,7 @@ class Learner:
 
     def save(self, path: str | Path) -> None:
         """Write the learner's state to a file, atomically."""
-        save_state(Path(path), self.state_dict())
+        save_state(Path(os.path.realpath(path)), self.state_dict())
 
     def load(self, path: str | Path) -> None:
         """Restore a state written by `save`, into a learner made with the same settings."""

@@ -18,7 +18,7 @@ from graspcl.files import open_regular
 from graspcl.integrity import Damaged, pack_tensors, read_tensors
 from graspcl.limits import unpacks_too_far
 from graspcl.model import SplitNetwork
-from graspcl.state import write_whole
+from graspcl.state import write_output
 
 Names = tuple[str, ...]
 Tensors = Mapping[str, Tensor]
@@ -107,7 +107,7 @@ def save_weights(
         header["codec"] = described(codec)
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
     try:
-        write_whole(Path(path), lambda file: file.write(pack_tensors(tensors, header)))
+        write_output(path, lambda file: file.write(pack_tensors(tensors, header)))
     except OSError as error:
         raise GraspError(f"the weights cannot be written to {path}: {error.strerror}") from error
 

@@ -14,7 +14,7 @@ from graspcl.checks import Array, Count, check
 from graspcl.errors import GraspError
 from graspcl.integrity import pack_arrays, read_arrays
 from graspcl.registry import Registry
-from graspcl.state import write_whole
+from graspcl.state import write_output
 
 streams: Registry[Stream] = Registry("stream", "graspcl.stream", given=("indices", "labels", "rng"))
 
@@ -235,7 +235,7 @@ def save_stream(
     elif stream.ids is not None:
         arrays["ids"] = stream.ids
     try:
-        write_whole(Path(path), lambda file: file.write(pack_arrays(arrays)))
+        write_output(path, lambda file: file.write(pack_arrays(arrays)))
     except OSError as error:
         raise GraspError(f"the stream cannot be written to {path}: {error.strerror}") from error
 

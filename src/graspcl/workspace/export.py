@@ -25,7 +25,7 @@ from graspcl.images import margin
 from graspcl.model import SplitNetwork
 from graspcl.model.execution import Execution
 from graspcl.pretrain import save_weights
-from graspcl.state import write_whole
+from graspcl.state import write_output
 
 FORMAT = 1  # of the metadata
 TOLERANCE = 1e-4  # by how much probabilities of onnxruntime may differ
@@ -119,7 +119,7 @@ def export(path: str | Path, what: Exportable) -> float | None:
             f"onnxruntime predicts otherwise: probabilities differ by {difference:.2g}; nothing is written"
         )
     try:
-        write_whole(path, lambda file: file.write(content))
+        write_output(path, lambda file: file.write(content))
     except OSError as error:
         raise GraspError(f"{path} cannot be written: {error.strerror}") from error
     return difference

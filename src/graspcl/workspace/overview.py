@@ -130,7 +130,7 @@ def recent_scores(folder: Path, version: int) -> list[float]:
         return []
     found = content.get("scores")
     scores = found if isinstance(found, list) and content.get("version") == version else []
-    return [float(one) for one in scores if isinstance(one, int | float) and math.isfinite(one)]
+    return [one for one in scores if isinstance(one, float) and math.isfinite(one)]
 
 
 def drift_of(recent: list[float], calibration: Calibration) -> Drift | None:

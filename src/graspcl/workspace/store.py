@@ -215,23 +215,22 @@ class Store:
         with _disk_errors(self.folder):
             return self._objects.put(state)
 
-    def commit(
-        self, verb: str, summary: dict[str, Any], manifest: dict[str, Any], drop_history: bool = False
-    ) -> Version:
+    def commit(self, verb: str, summary: dict[str, Any], manifest: dict[str, Any], keep: int | None = None) -> Version:
         """Make a new version the current one.
 
         Args:
             verb: what was done.
             summary: what is shown about it, plain JSON.
             manifest: what it consists of, plain JSON, with the names of its objects anywhere inside as text.
-            drop_history: also remove all other versions and the objects that only they name. It cannot be undone.
+            keep: how many versions stay, the new one among them; the others are removed, with the objects that only
+                they name. Objects that cannot be removed are removed when the workspace is next opened to be written.
 
         Returns:
             The new version. It is on the disk.
 
         Raises:
-            GraspError: an object is missing, the disk is full or the workspace cannot be written. Nothing is changed,
-                except where the message says so.
+            GraspError: an object is missing, the disk is full or the workspace cannot be written. Nothing is changed.
+                Or only the new version was to stay, and objects of others could not be removed: the message says so.
         """
         self._check_writable()
         parent = None if self.head is None else self.head.number
@@ -241,17 +240,20 @@ class Store:
         missing = [name for name in _names(version.manifest) if not self._objects.path(name).is_file()]
         if missing:
             self._refuse(f"{self._objects.path(missing[0])} is missing, which the new version names")
-        kept = {number: version} if drop_history else {**self._journal.versions, number: version}
-        changed = replace(self._journal, versions=kept, unclean=self._journal.unclean or drop_history)
+        before = self._journal.versions
+        stay = before if keep is None else {one.number: one for one in self.versions()[: keep - 1]}
+        unclean = self._journal.unclean or stay.keys() != before.keys()
+        changed = replace(self._journal, versions={**stay, number: version}, unclean=unclean)
         self._advance(changed.then(version.time, verb, number))
-        if drop_history:
+        if unclean:
             try:
                 self.clean()
             except GraspError as error:
-                raise GraspError(
-                    f"'{verb}' is done, but files of dropped versions are still there; they are removed when the "
-                    f"workspace is next written ({error})"
-                ) from error
+                if keep == 1:
+                    raise GraspError(
+                        f"'{verb}' is done, but files of dropped versions are still there; they are removed when the "
+                        f"workspace is next written ({error})"
+                    ) from error
         return version
 
     def undo(self) -> Version:
@@ -288,18 +290,6 @@ class Store:
         if self._journal.unclean:
             self._advance(replace(self._journal, unclean=False))
         return freed
-
-    def trim(self, keep: int) -> int:
-        """Remove all versions but the last `keep`, and what only they name; return how many bytes.
-
-        Raises:
-            GraspError: the workspace cannot be written.
-        """
-        self._check_writable()
-        kept = {version.number: version for version in self.versions()[:keep]}
-        if kept.keys() != self._journal.versions.keys():
-            self._advance(replace(self._journal, versions=kept, unclean=True))
-        return self.clean() if self._journal.unclean else 0
 
     def restore(self, copy: str | Path) -> int:
         """Replace missing and damaged objects by those of a copy of the workspace; return how many.

@@ -78,8 +78,7 @@ class Version:
             "stored": {str(label): int(n) for label, n in zip(self.buffer.classes, self.buffer.sizes, strict=True)},
             "held_out": {str(label): one.number for label, one in judged.items()},
         }  # fmt: skip
-        store.commit(verb, summary, manifest, drop_history=forgotten)
-        store.trim(UNDOABLE + 1)
+        store.commit(verb, summary, manifest, keep=1 if forgotten else UNDOABLE + 1)
 
     @property
     def buffer(self) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, Literal
@@ -268,7 +268,8 @@ class Workspace:
             version = Version.load(store)
             told = forget(version, classes, np.asarray(ids, np.int64))
             version.save(store, "forget", told, forgotten=True)
-            (self.folder / RECENT).unlink(missing_ok=True)
+            with suppress(OSError):  # its scores do not count for the new version
+                (self.folder / RECENT).unlink(missing_ok=True)
         return told
 
     def merge(self, source: str, into: str) -> dict[str, Any]:
@@ -293,8 +294,7 @@ class Workspace:
             last = {part: entries[-1][part] for part in ("accuracy", "classes")}
             changed = {label: new if name == old else name for label, name in names.items()}
             history = store.put({"entries": [*entries, {"verb": "rename", **told, **last}]})
-            store.commit("rename", told, {**manifest, "classes": changed, "history": history})
-            store.trim(UNDOABLE + 1)
+            store.commit("rename", told, {**manifest, "classes": changed, "history": history}, keep=UNDOABLE + 1)
         return told
 
     @contextmanager

@@ -19,7 +19,7 @@ from graspcl.report import measures
 from graspcl.report.model import Report
 from graspcl.report.paper import paper_table
 from graspcl.report.tables import Cell, Column, Table, environment_tables, experiment_tables, plain_number, run_list
-from graspcl.state import write_whole
+from graspcl.state import write_output
 
 WIDE = 110  # columns of a terminal from which on intervals fit next to the means
 _ONE_PAGE = 40  # rows of a LaTeX table; longer tables break across pages
@@ -72,7 +72,7 @@ def write_tables(report: Report, folder: Path, form: Literal["csv", "md", "tex"]
 def write_text(path: Path, text: str) -> None:
     """Write a file completely or not at all. Text from names of files may hold characters that UTF-8 does not have."""
     content = text.encode("utf-8", "replace")
-    write_whole(path, lambda file: file.write(content))
+    write_output(path, lambda file: file.write(content))
 
 
 def experiment_folders(report: Report, folder: Path) -> list[Path]:
