@@ -86,7 +86,7 @@ def test_columns_of_a_table_are_named(shop, tmp_path):
 
 
 def test_labels_are_names(shop):
-    with pytest.raises(GraspError, match="labels are the names of classes, as text, got 3"):
+    with pytest.raises(GraspError, match="the names of classes are text, got 3"):
         shop.learn(["a text"], [3])
 
 

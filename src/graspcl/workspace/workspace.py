@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from graspcl.buffer.columns import integer_array
 from graspcl.checks import Array
 from graspcl.data import Samples
 from graspcl.errors import GraspError, nearest
@@ -18,7 +19,7 @@ from graspcl.experiment.prediction import Inputs
 from graspcl.progress import Progress, Silent
 from graspcl.settings.config import Config
 from graspcl.settings.read import from_plain
-from graspcl.workspace.arriving import Given, content_ids, open_labelled
+from graspcl.workspace.arriving import Given, check_names, content_ids, open_labelled
 from graspcl.workspace.changing import forget, merge, rename_in
 from graspcl.workspace.classifier import Classifier, Recognised
 from graspcl.workspace.evaluation import Evaluation, evaluate
@@ -262,17 +263,20 @@ class Workspace:
         Returns:
             What the history tells about it.
         """
-        if not classes and not len(ids):
+        check_names(classes)
+        wanted = integer_array(ids, "ids")
+        if not classes and not len(wanted):
             raise GraspError("say what to forget: a class, or samples by their ids")
         with self._writing() as store:
             version = Version.load(store)
-            told = forget(version, classes, np.asarray(ids, np.int64))
+            told = forget(version, classes, wanted)
             version.save(store, "forget", told, forgotten=True)
             (self.folder / RECENT).unlink(missing_ok=True)
         return told
 
     def merge(self, source: str, into: str) -> dict[str, Any]:
         """Make all samples of one class samples of another; return what the history tells about it."""
+        check_names([source, into])
         with self._writing() as store:
             version = Version.load(store)
             told = merge(version, source, into)
@@ -281,6 +285,7 @@ class Workspace:
 
     def rename(self, old: str, new: str) -> dict[str, Any]:
         """Give a class another name; return what the history tells about it."""
+        check_names([old, new])
         with self._writing() as store:
             manifest, entries = head_of(store), history_of(store)
             names = dict(manifest["classes"])
