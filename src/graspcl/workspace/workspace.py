@@ -70,7 +70,7 @@ class Workspace:
     @classmethod
     def new(
         cls, folder: str | Path, data: str | Path, *, backbone: str | None = None, memory: str = MEMORY,
-        pixels: int | None = None, text: str | None = None, label: str | None = None, budget: str | None = None,
+        pixels: int | None = None, text: str | None = None, label: str | None = None, budget: str | float | None = None,
         updates: int | None = None, seed: int = 0, progress: Progress | None = None,
     ) -> Workspace:  # fmt: skip
         """Make a workspace from its first data.
@@ -82,7 +82,7 @@ class Workspace:
             memory: the largest size of the stored samples, such as "500MB".
             pixels: side of the square that images are cut and resized to.
             text, label: columns of a table.
-            budget: time to spend, such as "2min".
+            budget: time to spend, such as "2min", or seconds.
             updates: number of mini-batches to train on.
             seed: of all random choices.
             progress: what shows the steps and the choices.
@@ -212,7 +212,8 @@ class Workspace:
 
     def learn(
         self, inputs: Contents | str | Path, labels: Sequence[str] | None = None, *, accept: bool = False,
-        budget: str | None = None, updates: int | None = None, text: str | None = None, label: str | None = None,
+        budget: str | float | None = None, updates: int | None = None, text: str | None = None,
+        label: str | None = None,
     ) -> Learnt:  # fmt: skip
         """Learn new samples of old or new classes.
 
@@ -220,7 +221,7 @@ class Workspace:
             inputs: a folder of class folders, a table of texts, or with `labels` what `predict` takes.
             labels: the name of the class of each input; not for a folder or table.
             accept: commit even if a class falls beyond chance.
-            budget: time to spend, such as "2min".
+            budget: time to spend, such as "2min", or seconds.
             updates: number of mini-batches to train on.
             text, label: columns of a table.
 
@@ -337,7 +338,7 @@ def _rows(samples: Samples[Any]) -> Array:
     return np.array(samples.train) if samples.own_test else np.arange(len(samples))
 
 
-def _effort(budget: str | None, updates: int | None) -> Effort:
+def _effort(budget: str | float | None, updates: int | None) -> Effort:
     if budget is not None and updates is not None:
         raise GraspError("give a time (budget) or a number of updates, not both")
     return Effort(updates, None if budget is None else parse_seconds(budget))
