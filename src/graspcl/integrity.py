@@ -244,6 +244,9 @@ def listed_checksums(folder: Path) -> dict[str, list[str]]:
         return read_object(read_regular(folder / CHECKSUMS))
     except (FileNotFoundError, NotADirectoryError):
         return {}
+    except OSError as error:  # callers name the text
+        why = f"{CHECKSUMS} beside it cannot be opened ({error.strerror})"
+        raise OSError(error.errno, why, error.filename) from error
     except Damaged as error:
         raise Damaged(f"{CHECKSUMS} is damaged ({error}); delete it to use the files beside it unverified") from None
 

@@ -100,12 +100,18 @@ class Objects:
         return self.folder / found[1][:2] / f"{found[1]}.safetensors"
 
     def fault(self, name: str) -> str:
-        """What is wrong with the file of an object; nothing if it is sound."""
+        """What is wrong with the file of an object; nothing if it is sound.
+
+        Raises:
+            GraspError: the file may not be read, so that nothing is known about it.
+        """
         try:
             with mapped(self.path(name)) as content:
                 found = checksum(content)
         except FileNotFoundError:
             return "is missing"
+        except PermissionError as error:  # no damage, so a copy or an undo would not help
+            raise GraspError(f"{self.path(name)} may not be read ({error.strerror}): change its permissions") from error
         except OSError as error:
             return f"cannot be read: {error.strerror}"
         return "" if name == f"object:{found}" else "is damaged: its content does not match its name"

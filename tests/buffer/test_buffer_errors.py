@@ -54,6 +54,14 @@ def snapshot(buffer: Buffer) -> Any:
         ({"inputs": np.ones((3, 2), np.longdouble)}, r"inputs must be numbers \[n, …\]"),
         ({"inputs": torch.from_numpy(WITH_NAN)}, r"2 of 3 inputs are NaN or infinite \(rows \[0, 2\]\)"),
         ({"inputs": MANY_NAN, "labels": [0] * 9}, r"9 of 9 inputs .* \(rows \[0, 1, 2, 3, 4, …\]\)"),
+        ({"inputs": torch.ones(3, 2, dtype=torch.bfloat16)}, r"a tensor of torch.bfloat16 .* cannot be stored"),
+        ({"inputs": torch.ones(3, 2).to_sparse()}, "must be a dense tensor in memory, got a torch.sparse_coo tensor"),
+        ({"inputs": torch.ones(3, 2, device="meta")}, "must be a dense tensor in memory, got a meta tensor"),
+        ({"labels": torch.ones(3, dtype=torch.bfloat16)}, r"a tensor of torch.bfloat16 .* cannot be stored"),
+        (
+            {"columns": {"loss": torch.ones(3, device="meta")}},
+            r"a tensor of torch.float32 \(.*, meta\) cannot be stored",
+        ),
         ({"columns": {"los": [1, 2, 3]}}, "no column 'los'; did you mean 'loss'"),
         ({"columns": {"loss": [1, 2]}}, r"column 'loss' takes values of shape \(3,\), got \(2,\)"),
     ],
@@ -292,6 +300,15 @@ def test_masks_and_fractions_are_no_slots(slots: Any) -> None:
         with pytest.raises(GraspError, match="slots must be integers"):
             use(slots)
     assert buffer.labels.tolist() == [5, 6, 7]
+
+
+@pytest.mark.parametrize("label", [0.5, [0.5], np.array([0.5]), "a", None])
+def test_labels_of_slots_are_whole_numbers(label: Any) -> None:
+    buffer = Buffer()
+    buffer.insert(INPUTS, LABELS)
+    with pytest.raises(GraspError, match="the label of a class is a whole number, got"):
+        buffer.slots_of(label)
+    assert buffer.slots_of(0).tolist() == [0, 2]
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,17 @@ def test_a_pipe_in_a_run_folder_is_not_waited_for(tmp_path):
     assert place.load_checkpoint(lambda said: None) is None
 
 
+def test_checksums_that_cannot_be_read_are_named_beside_the_text(tmp_path):
+    place = RunFolder(tmp_path)
+    (tmp_path / "config.toml").write_text("")
+    os.mkfifo(tmp_path / "checksums.json")
+    why = r"checksums\.json beside it cannot be opened \(it is a pipe, not a regular file\)"
+    with pytest.raises(GraspError, match=rf"config\.toml cannot be read: {why}"):
+        place.config()
+    with pytest.raises(GraspError, match=f"cannot be written: {why}"):
+        place.write_json("summary", {})
+
+
 def test_arrays_that_unpack_too_far_are_not_unpacked(tmp_path):
     (tmp_path / "a.npz").write_bytes(pack_arrays({"x": np.zeros(120 * 2**20, np.uint8)}))
     with pytest.raises(Damaged, match=r"it unpacks to 125,\d+,\d+ bytes, more than 100 times its size"):
@@ -291,6 +302,19 @@ def test_what_is_no_file_is_not_an_object(tmp_path):
     objects.path(name).unlink()
     objects.path(name).touch()
     assert objects.fault(name) == "is damaged: its content does not match its name"
+
+
+def test_an_object_that_may_not_be_read_is_not_damaged(tmp_path, monkeypatch):
+    objects = Objects(tmp_path)
+    name = objects.put({"x": np.arange(3)})
+
+    def forbidden(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("graspcl.objects.mapped", forbidden)
+    for use in (objects.fault, objects.get, lambda one: objects.faults([one])):
+        with pytest.raises(GraspError, match=r"\.safetensors may not be read \(Permission denied\): change its perm"):
+            use(name)
 
 
 def test_a_state_that_is_mapped_keeps_its_content(tmp_path):

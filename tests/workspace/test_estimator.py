@@ -101,6 +101,49 @@ def test_names_and_numbers_do_not_mix():
         RehearsalClassifier(width=20).fit(X, y).partial_fit(X, np.arange(len(y)))
 
 
+@pytest.mark.parametrize(
+    ("first", "later"),
+    [
+        ([1, 2**63 + 1], [5]),
+        ([-1, 2**63 + 1], [2**70]),
+        ([0, 1], np.array([2**63 + 9, 2**63 + 8], np.uint64)),
+        (np.array([0, 2**63 + 1], np.uint64), np.array([-1, 2**53 + 1])),
+    ],
+)
+def test_integers_of_any_size_stay_as_they_are(first, later):
+    (X, y), (new, _) = blobs(["ant", "bee"]), blobs(["cod"], each=len(later))
+    model = RehearsalClassifier(width=20).fit(X, [first[int(name == "bee")] for name in y]).partial_fit(new, later)
+    assert model.classes_.tolist() == sorted([*map(int, first), *map(int, later)])
+    assert set(model.predict(X).tolist()) == {*map(int, first)}
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([None], "labels must be of one kind, .* none missing; got NoneType"),
+        ([1, "a", None], "labels must be of one kind, .* got NoneType and int and str"),
+        (["a", np.nan], "labels must be of one kind, .* got float and str"),
+        ([1, 2.0], "labels must be of one kind, .* got float and int"),
+        ([[1], [1, 2]], r"got list"),
+        ([0.0, np.nan], "Input y contains NaN or infinity"),
+        ([0.0, 0.5], "Unknown label type: continuous"),
+    ],
+)
+@pytest.mark.parametrize("kind", [list, lambda labels: np.array(labels, object)])
+def test_labels_of_several_kinds_and_missing_ones_are_refused(labels, message, kind):
+    X, _ = blobs(["ant"], each=6)
+    with pytest.raises(InvalidInput, match=message):
+        RehearsalClassifier(width=20).fit(X, kind((labels * 6)[:6]))
+
+
+def test_integers_do_not_become_floats():
+    X, y = blobs(["ant", "bee"])
+    model = RehearsalClassifier(width=20).fit(X, np.where(y == "ant", 0, 2**53 + 1))
+    with pytest.raises(InvalidInput, match="labels must be of one kind"):
+        model.partial_fit(X, np.where(y == "ant", 0.0, 1.0))
+    assert model.classes_.tolist() == [0, 2**53 + 1]
+
+
 def test_equal_seeds_give_equal_bits_and_copies_go_on_alike():
     (X, y), more = blobs(["ant", "bee"]), blobs(["cod"])
     first, second = (RehearsalClassifier(width=20, capacity=15, random_state=3).fit(X, y) for _ in range(2))
@@ -125,8 +168,24 @@ def test_parameters_are_shown_set_and_checked():
     assert repr(model) == "RehearsalClassifier(passes=2.0)" and model.set_params(width=8).get_params()["width"] == 8
     with pytest.raises(ValueError, match=r"Invalid parameter 'wide'.*valid: \['learner', 'policy', 'width'"):
         model.set_params(wide=3)
-    with pytest.raises(InvalidInput, match="passes must be at least 0, got -1"):
+    with pytest.raises(InvalidInput, match="passes must be a number of at least 0, got -1"):
         model.set_params(passes=-1).fit(*blobs(["ant", "bee"]))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"batch_size": 0}, {"passes": np.inf}, {"passes": None}, {"policy": None}, {"learner": None},
+        {"random_state": -1}, {"random_state": 2**70}, {"width": 0}, {"width": True},
+    ],
+)  # fmt: skip
+def test_parameters_that_cannot_be_are_refused_whenever_it_learns(wrong):
+    (X, y), (name,) = blobs(["ant", "bee"]), wrong
+    with pytest.raises(InvalidInput, match=f"{name} must be"):
+        RehearsalClassifier(**wrong).fit(X, y)
+    model = RehearsalClassifier(width=20).fit(X, y).set_params(**wrong)
+    with pytest.raises(InvalidInput, match=f"{name} must be"):
+        model.partial_fit(X, y)
 
 
 def test_it_works_without_scikit_learn():

@@ -159,6 +159,14 @@ def test_other_files_and_other_numbers_of_classes_are_refused(small, tmp_path):
         export(tmp_path / "model.onnx", Exportable(small.network, ["a", "b"], "images", (3, 32, 32)))
 
 
+@pytest.mark.parametrize("name", ["model.onnx", "model.safetensors"])
+def test_a_class_whose_name_is_no_text_for_other_programs_is_refused(small, tmp_path, name):
+    what = Exportable(small.network, ["ant", "n\udcff", "cod"], "images", (3, 32, 32))
+    with pytest.raises(GraspError, match=r"the name of class 'n\\udcff' is not UTF-8.*graspcl rename"):
+        export(tmp_path / name, what)
+    assert not list(tmp_path.iterdir())
+
+
 def test_without_onnx_the_extra_is_named(small, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(MissingExtra, match=r"pip install '\.\[onnx\]'"):

@@ -86,7 +86,7 @@ def test_columns_of_a_table_are_named(shop, tmp_path):
 
 
 def test_labels_are_names(shop):
-    with pytest.raises(GraspError, match="labels are the names of classes, as text, got 3"):
+    with pytest.raises(GraspError, match="the names of classes are text, got 3"):
         shop.learn(["a text"], [3])
 
 
@@ -279,6 +279,30 @@ def test_a_budget_that_is_over_still_learns_the_class(shop):
     result = shop.learn(texts("car", 0, 20), ["car"] * 20, budget="0.001s")
     assert (result.trained.updates, result.trained.reason) == (0, "there was no time left to train")
     assert shop.predict(texts("car", 900, 903)).names == ["car"] * 3
+
+
+def test_a_budget_may_be_a_number_of_seconds(shop):
+    assert shop.learn(texts("car", 0, 20), ["car"] * 20, budget=0.001).trained.updates == 0
+    for wrong in (0, -1, float("nan"), True, [5], "5 weeks"):
+        with pytest.raises(GraspError, match="a budget is a time such as 90s, 2min or 1h, got"):
+            shop.learn(["a text"], ["car"], budget=wrong)
+
+
+@pytest.mark.parametrize("inputs", [None, 5, np.array("a text")])
+def test_what_is_no_list_is_not_predicted(shop, inputs):
+    for use in (shop.predict, shop.ids):
+        with pytest.raises(GraspError, match="takes a list of texts, got"):
+            use(inputs)
+
+
+def test_a_workspace_that_may_not_be_read_is_not_called_damaged(shop, monkeypatch):
+    def forbidden(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("graspcl.objects.mapped", forbidden)
+    for use in (lambda: shop.predict(["a text"]), shop.status, shop.verify):
+        with pytest.raises(GraspError, match=r"may not be read \(Permission denied\): change its permissions$"):
+            use()
 
 
 def test_a_damaged_version_is_not_used(shop):

@@ -94,6 +94,22 @@ def test_an_unknown_class_is_an_error_with_a_hint(shop):
         shop.rename("fruits", "berries")
 
 
+@pytest.mark.parametrize("name", [5, None, b"car"])
+def test_names_are_text(shop, name):
+    changes = (lambda: shop.rename("car", name), lambda: shop.merge(name, "car"), lambda: shop.forget("car", name))
+    for change in (*changes, lambda: shop.rename(name, "car")):
+        with pytest.raises(GraspError, match=f"the names of classes are text, got {name}"):
+            change()
+    assert len(shop.status().classes) == 4
+
+
+@pytest.mark.parametrize("ids", [["a"], [None], [float("nan")], [1.5], 5, None, [2**63], [2**70], [[1]]])
+def test_ids_are_integers(shop, ids):
+    with pytest.raises(GraspError, match=r"ids must be (a vector of integers, got|below 2\^63)"):
+        shop.forget("car", ids=ids)
+    assert "car" in shop.classes
+
+
 def test_a_new_name_changes_nothing_else(shop):
     before = shop.predict(ASKED)
     shop.rename("car", "vehicle")

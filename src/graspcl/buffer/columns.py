@@ -217,6 +217,9 @@ def finite_tensor(inputs: Any) -> torch.Tensor:
         tensor = torch.as_tensor(inputs)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise GraspError(f"inputs must be numbers [n, …], and all rows of one shape: {error}") from error
+    if tensor.is_meta or tensor.is_nested or tensor.layout is not torch.strided:
+        kind = "nested" if tensor.is_nested else "meta" if tensor.is_meta else tensor.layout
+        raise GraspError(f"inputs must be a dense tensor in memory, got a {kind} tensor")
     if tensor.ndim == 0:
         raise GraspError("inputs must have one row per sample, got a single number")
     if tensor.is_floating_point() and not math.isfinite(tensor.detach().sum()):  # a finite sum has finite parts
@@ -340,4 +343,11 @@ def _column_values(name: str, given: Any, dtype: np.dtype[Any]) -> Array:
 
 
 def _numpy(values: Any) -> Any:
-    return values.numpy(force=True) if hasattr(values, "numpy") else values
+    """Return a tensor as an array."""
+    if not hasattr(values, "numpy"):
+        return values
+    try:
+        return values.numpy(force=True)
+    except (TypeError, RuntimeError) as error:
+        kind = f"{values.dtype} ({values.layout}, {values.device})"
+        raise GraspError(f"a tensor of {kind} cannot be stored: convert it, as with .float() or .to_dense()") from error

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from abc import abstractmethod
 from typing import TYPE_CHECKING
 
-from graspcl.checks import Array
+from graspcl.checks import Array, shown
+from graspcl.errors import GraspError
 
 if TYPE_CHECKING:
     from graspcl.buffer.class_index import ClassIndex
@@ -53,4 +55,7 @@ class Views:
 
     def slots_of(self, label: int) -> Array:
         """Return the slots of one class, a view."""
-        return self.index.slots_of(label)
+        try:
+            return self.index.slots_of(operator.index(label))
+        except TypeError:
+            raise GraspError(f"the label of a class is a whole number, got {shown(label)}") from None

@@ -376,7 +376,8 @@ def _ids(shop: Workspace, file: Path) -> list[int]:
         raise GraspError(
             f"{file}: this is neither an id nor a sample that can be read: {contents[found.index(-1)][:80]}"
         )
-    return [int(line, 16) for line, is_id in zip(lines, known, strict=True) if is_id] + found
+    ids = [bytes.fromhex(line) for line, is_id in zip(lines, known, strict=True) if is_id]
+    return [int.from_bytes(one, signed=True) for one in ids] + found  # ids are int64
 
 
 def _list(what: str, lines: Sequence[str]) -> None:

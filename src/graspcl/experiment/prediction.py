@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from graspcl.checks import Array
+from graspcl.checks import Array, shown
 from graspcl.codec import Codec, Encoded, Identity, codecs
 from graspcl.data import Samples, data_sources
 from graspcl.data.samples import few
@@ -151,7 +151,10 @@ class Inputs:
             kind = np.float32 if inputs.dtype.kind == "f" else wide
             inputs = torch.from_numpy(np.array(inputs, dtype=kind, order="C"))
         if not isinstance(inputs, Tensor):
-            return list(inputs)
+            try:
+                return list(inputs)
+            except TypeError:
+                raise GraspError(f"{what} takes a list of {self.reads}, got {shown(inputs)}") from None
         self._check_array(inputs)
         return inputs
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ import xxhash
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from graspcl.checks import Array
+from graspcl.checks import Array, shown
 from graspcl.data import Samples, find_columns
 from graspcl.data.sources import check_source, data_sources, kind_of_files, source_name
 from graspcl.errors import GraspError
@@ -64,13 +64,19 @@ def naming_options() -> Iterator[None]:
         raise GraspError(re.sub(r"--data (?=\S)", "", text)) from error
 
 
+def check_names(names: Iterable[Any]) -> list[str]:
+    """Return names of classes; refuse what is not text."""
+    names = list(names)
+    if wrong := [name for name in names if not isinstance(name, str)]:
+        raise GraspError(f"the names of classes are text, got {shown(wrong[0])}; write str(name)")
+    return names
+
+
 class Given(Samples[Tensor]):
     """Samples from Python: inputs as `Workspace.predict` takes them, and a class name for each."""
 
     def __init__(self, inputs: Inputs, contents: list[Any] | Tensor, names: Sequence[str]) -> None:
-        names = list(names)
-        if wrong := [name for name in names if not isinstance(name, str)]:
-            raise GraspError(f"labels are the names of classes, as text, got {wrong[0]!r}; write str(label)")
+        names = check_names(names)
         if len(names) != len(contents):
             raise GraspError(f"there must be one label per sample, got {len(names)} labels and {len(contents)} samples")
         self._inputs, self._contents = inputs, contents

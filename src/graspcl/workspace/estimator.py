@@ -9,16 +9,19 @@ from __future__ import annotations
 import inspect
 import sys
 import warnings
+from collections.abc import Sequence
+from datetime import date, datetime
 from typing import Any
 
 import numpy as np
 
-from graspcl.checks import Array
+from graspcl.checks import Array, Count, Natural, NonNegative, check_parameters
 from graspcl.errors import GraspError
 from graspcl.learner import Learner, learners
 from graspcl.policy import Budget
 from graspcl.random import generator, torch_generator
 
+_KINDS = {bool, int, float, str, bytes, date, datetime}  # of labels
 _LARGEST = 1e6  # a standardised feature beyond it is cut off, so that no product overflows
 
 
@@ -64,8 +67,9 @@ class RehearsalClassifier:
     learner_: Learner
 
     def __init__(
-        self, *, learner: str = "aligned", policy: str = "grasp", width: int = 1000, capacity: int | str | None = None,
-        passes: float = 1.0, batch_size: int = 32, random_state: int | None = 0,
+        self, *, learner: str = "aligned", policy: str = "grasp", width: Count = 1000,
+        capacity: int | str | None = None, passes: NonNegative = 1.0, batch_size: Count = 32,
+        random_state: Natural | None = 0,
     ) -> None:  # fmt: skip
         self.learner = learner
         self.policy = policy
@@ -93,7 +97,7 @@ class RehearsalClassifier:
                 sample its probability is 0.
         """
         vectors, labels = self._samples(X, y, first=not self._fitted)
-        known = labels if classes is None else _joined(_labels(classes), labels)
+        known = labels if classes is None else _joined(_labels(classes, "classes"), labels)
         if self._fitted:
             self.classes_ = _joined(self.classes_, known)
         else:
@@ -123,8 +127,6 @@ class RehearsalClassifier:
         from graspcl.buffer import Buffer
         from graspcl.model import make_network
 
-        if not self.passes >= 0:
-            raise InvalidInput(f"passes must be at least 0, got {self.passes}")
         network = make_network("wide", dim=features + 1, width=self.width, generator=torch_generator(seed, "init"))
         buffer = Buffer(self.capacity, rng=generator(seed, "buffer"))
         return learners.create(self.learner, network, buffer, self.policy, rng=generator(seed, "policy"))
@@ -150,7 +152,7 @@ class RehearsalClassifier:
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Return the share of vectors X [n, d] whose predicted class is y [n], weighted if weights [n] are given."""
-        return float(np.average(self.predict(X) == np.asarray(y), weights=sample_weight))
+        return float(np.average(self.predict(X) == _labels(y), weights=sample_weight))
 
     # -- what scikit-learn's tools ask for -----------------------------------------------------------------------------
 
@@ -202,6 +204,11 @@ class RehearsalClassifier:
     # -- inputs --------------------------------------------------------------------------------------------------------
 
     def _samples(self, X: Any, y: Any, first: bool = True) -> tuple[Array, Array]:
+        """Check the parameters, and return vectors X [n, d] and labels y [n]."""
+        try:
+            check_parameters(type(self), self.get_params())
+        except GraspError as error:
+            raise InvalidInput(str(error)) from error
         if y is None:
             raise InvalidInput(f"{type(self).__name__} requires y to be passed, but the target y is None")
         vectors, labels = self._vectors(X, first), _labels(y)
@@ -247,25 +254,40 @@ class RehearsalClassifier:
         return np.asarray(np.clip(scaled / np.sqrt(scaled.shape[1]), -_LARGEST, _LARGEST), np.float32)
 
 
-def _labels(y: Any) -> Array:
-    """Return labels [n] of any kind that can be sorted; refuse numbers that are measurements."""
-    found: Array = np.asarray(y)
+def _labels(y: Any, name: str = "y") -> Array:
+    """Return labels [n] exactly as they are; refuse several kinds, missing ones, and numbers that are measurements."""
+    found: Array = np.asarray(y) if hasattr(y, "__array__") else np.array(y, object)
     if found.ndim == 2 and found.shape[1] == 1:
         kind = getattr(sys.modules.get("sklearn.exceptions"), "DataConversionWarning", UserWarning)
         warnings.warn("A column-vector y was passed when a 1d array was expected; use y.ravel()", kind, stacklevel=4)
         found = found.ravel()
     if found.ndim != 1:
-        raise InvalidInput(f"y should be a 1d array, got an array of shape {found.shape} instead.")
-    if found.dtype.kind == "f":
-        if not np.isfinite(found).all():
-            raise InvalidInput("Input y contains NaN or infinity.")
-        if (found != np.trunc(found)).any():
+        raise InvalidInput(f"{name} should be a 1d array, got an array of shape {found.shape} instead.")
+    labels = found.tolist()
+    if _kind(labels) is float:
+        if not np.isfinite(labels).all():
+            raise InvalidInput(f"Input {name} contains NaN or infinity.")
+        if (labels != np.trunc(labels)).any():
             raise InvalidInput("Unknown label type: continuous. Labels are names or whole numbers, not measurements")
-    return found
+    return found if hasattr(y, "__array__") else _exact(np.asarray(labels), labels)
 
 
 def _joined(old: Array, new: Array) -> Array:
-    """Return all labels of both arrays, sorted; refuse to mix names and numbers."""
-    if (old.dtype.kind in "OUS") != (new.dtype.kind in "OUS"):
-        raise InvalidInput(f"labels must be of one kind: those before are {old.dtype}, the new ones {new.dtype}")
-    return np.unique(np.concatenate([old, new]))
+    """Return all labels of both arrays, sorted."""
+    labels = [*old.tolist(), *new.tolist()]
+    _kind(labels)
+    return np.unique(_exact(np.concatenate([old, new]), labels))
+
+
+def _kind(labels: Sequence[Any]) -> type | None:
+    """Return what labels are, None if there are none; refuse several kinds, and what is no label."""
+    kinds = {type(label.item() if isinstance(label, np.generic) else label) for label in labels}
+    if len(kinds) > 1 or not kinds <= _KINDS:
+        found = " and ".join(sorted(kind.__name__ for kind in kinds))
+        raise InvalidInput(f"labels must be of one kind, all names or all whole numbers, and none missing; got {found}")
+    return kinds.pop() if kinds else None
+
+
+def _exact(found: Array, labels: list[Any]) -> Array:
+    """Return labels as the array `found`, unless numpy made floats of integers, some of which are above 2^63."""
+    return np.array(labels, object) if found.dtype.kind == "f" and _kind(labels) is int else found

@@ -99,14 +99,17 @@ def export(path: str | Path, what: Exportable) -> float | None:
         installed, and for safetensors.
 
     Raises:
-        GraspError: the kind of file is not known, an extra is missing, the network cannot be exported, its
-            predictions differ, or the disk is full.
+        GraspError: the kind of file is not known, the name of a class is not UTF-8, an extra is missing, the network
+            cannot be exported, its predictions differ, or the disk is full.
 
     An ONNX file has one input, `images` (uint8), `vectors` (float32) or `ids` (int64, padded as the tokenizer does), of
     any number of samples. Its outputs are `probabilities` [n, classes], `score` [n] and `unknown` [n].
     """
     path = Path(path)
     check_ending(path)
+    for name in what.classes:
+        if name.encode(errors="ignore").decode() != name:  # from a folder whose name is any bytes
+            raise GraspError(f"the name of class {name!r} is not UTF-8: change it with `graspcl rename`")
     if len(what.classes) != what.network.head.classes:
         raise GraspError(f"the head has {what.network.head.classes} rows, but there are {len(what.classes)} classes")
     if path.suffix == ".safetensors":

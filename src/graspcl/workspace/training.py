@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from graspcl.checks import shown
 from graspcl.errors import GraspError
 from graspcl.learner import Learner
 from graspcl.learner.rehearsal import Rehearsal
@@ -40,20 +41,21 @@ class Trained:
     reason: str
 
 
-def parse_seconds(text: str) -> float:
-    """Return a time such as "2min", "90s" or "1.5h" in seconds.
+def parse_seconds(budget: str | float) -> float:
+    """Return a time such as "2min", "90s" or "1.5h" in seconds; a number is one of seconds.
 
-    >>> parse_seconds("2min"), parse_seconds("90")
-    (120.0, 90.0)
+    >>> parse_seconds("2min"), parse_seconds("90"), parse_seconds(5)
+    (120.0, 90.0, 5.0)
     """
-    number = text.strip().rstrip("abcdefghijklmnopqrstuvwxyz ")
-    unit = text.strip()[len(number) :].strip() or "s"
+    text = str(budget).strip()
+    number = text.rstrip("abcdefghijklmnopqrstuvwxyz ")
+    unit = text[len(number) :].strip() or "s"
     try:
         seconds = float(number) * _UNITS[unit]
     except (ValueError, KeyError):
         seconds = np.nan
     if not 0 < seconds < np.inf:
-        raise GraspError(f"a budget is a time such as 90s, 2min or 1h, got {text!r} (set --budget)")
+        raise GraspError(f"a budget is a time such as 90s, 2min or 1h, got {shown(budget)} (set --budget)")
     return seconds
 
 

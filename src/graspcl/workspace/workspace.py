@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from graspcl.buffer.columns import integer_array
 from graspcl.checks import Array
 from graspcl.data import Samples
 from graspcl.errors import GraspError, nearest
@@ -18,7 +19,7 @@ from graspcl.experiment.prediction import Inputs
 from graspcl.progress import Progress, Silent
 from graspcl.settings.config import Config
 from graspcl.settings.read import from_plain
-from graspcl.workspace.arriving import Given, content_ids, open_labelled
+from graspcl.workspace.arriving import Given, check_names, content_ids, open_labelled
 from graspcl.workspace.changing import forget, merge, rename_in
 from graspcl.workspace.classifier import Classifier, Recognised
 from graspcl.workspace.evaluation import Evaluation, evaluate
@@ -69,7 +70,7 @@ class Workspace:
     @classmethod
     def new(
         cls, folder: str | Path, data: str | Path, *, backbone: str | None = None, memory: str = MEMORY,
-        pixels: int | None = None, text: str | None = None, label: str | None = None, budget: str | None = None,
+        pixels: int | None = None, text: str | None = None, label: str | None = None, budget: str | float | None = None,
         updates: int | None = None, seed: int = 0, progress: Progress | None = None,
     ) -> Workspace:  # fmt: skip
         """Make a workspace from its first data.
@@ -81,7 +82,7 @@ class Workspace:
             memory: the largest size of the stored samples, such as "500MB".
             pixels: side of the square that images are cut and resized to.
             text, label: columns of a table.
-            budget: time to spend, such as "2min".
+            budget: time to spend, such as "2min", or seconds.
             updates: number of mini-batches to train on.
             seed: of all random choices.
             progress: what shows the steps and the choices.
@@ -211,7 +212,8 @@ class Workspace:
 
     def learn(
         self, inputs: Contents | str | Path, labels: Sequence[str] | None = None, *, accept: bool = False,
-        budget: str | None = None, updates: int | None = None, text: str | None = None, label: str | None = None,
+        budget: str | float | None = None, updates: int | None = None, text: str | None = None,
+        label: str | None = None,
     ) -> Learnt:  # fmt: skip
         """Learn new samples of old or new classes.
 
@@ -219,7 +221,7 @@ class Workspace:
             inputs: a folder of class folders, a table of texts, or with `labels` what `predict` takes.
             labels: the name of the class of each input; not for a folder or table.
             accept: commit even if a class falls beyond chance.
-            budget: time to spend, such as "2min".
+            budget: time to spend, such as "2min", or seconds.
             updates: number of mini-batches to train on.
             text, label: columns of a table.
 
@@ -262,11 +264,13 @@ class Workspace:
         Returns:
             What the history tells about it.
         """
-        if not classes and not len(ids):
+        check_names(classes)
+        wanted = integer_array(ids, "ids")
+        if not classes and not len(wanted):
             raise GraspError("say what to forget: a class, or samples by their ids")
         with self._writing() as store:
             version = Version.load(store)
-            told = forget(version, classes, np.asarray(ids, np.int64))
+            told = forget(version, classes, wanted)
             version.save(store, "forget", told, forgotten=True)
             with suppress(OSError):  # its scores do not count for the new version
                 (self.folder / RECENT).unlink(missing_ok=True)
@@ -274,6 +278,7 @@ class Workspace:
 
     def merge(self, source: str, into: str) -> dict[str, Any]:
         """Make all samples of one class samples of another; return what the history tells about it."""
+        check_names([source, into])
         with self._writing() as store:
             version = Version.load(store)
             told = merge(version, source, into)
@@ -282,6 +287,7 @@ class Workspace:
 
     def rename(self, old: str, new: str) -> dict[str, Any]:
         """Give a class another name; return what the history tells about it."""
+        check_names([old, new])
         with self._writing() as store:
             manifest, entries = head_of(store), history_of(store)
             names = dict(manifest["classes"])
@@ -332,7 +338,7 @@ def _rows(samples: Samples[Any]) -> Array:
     return np.array(samples.train) if samples.own_test else np.arange(len(samples))
 
 
-def _effort(budget: str | None, updates: int | None) -> Effort:
+def _effort(budget: str | float | None, updates: int | None) -> Effort:
     if budget is not None and updates is not None:
         raise GraspError("give a time (budget) or a number of updates, not both")
     return Effort(updates, None if budget is None else parse_seconds(budget))
