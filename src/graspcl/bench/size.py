@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from graspcl.bench.timing import Bar
-from graspcl.errors import GraspError
+from graspcl.errors import GraspError, require
 from graspcl.progress import Progress, Silent
 from graspcl.workspace.store import Store
 from graspcl.workspace.version import load_classifier
@@ -57,16 +57,15 @@ def run(samples: int = 100_000, classes: int = 100, progress: Progress | None = 
 
 def _write_photos(folder: Path, number: int, classes: int, seed: int) -> None:
     """Write JPEG files of patterns that differ by class, in class folders."""
-    from PIL import Image
-
+    image = require("PIL.Image", "images")
     rng, patterns = np.random.default_rng(seed), np.random.default_rng(0).integers(0, 256, (classes, 4, 4, 3))
     for label in range(classes):
         (folder / f"class {label}").mkdir(parents=True)
     for place in range(number):
         label = place % classes
         small = np.clip(patterns[label] + rng.normal(0, 40, (4, 4, 3)), 0, 255).astype(np.uint8)
-        image = Image.fromarray(small).resize((_SIDE, _SIDE), Image.Resampling.BICUBIC)
-        image.save(folder / f"class {label}" / f"{place}.jpg", quality=_QUALITY)
+        photo = image.fromarray(small).resize((_SIDE, _SIDE), image.Resampling.BICUBIC)
+        photo.save(folder / f"class {label}" / f"{place}.jpg", quality=_QUALITY)
 
 
 def _spent(arguments: Sequence[str], folder: Path) -> tuple[float, float]:

@@ -360,8 +360,7 @@ class Buffer(Guarded, Views):
     def load_state_dict(self, state: Mapping[str, Any], copy: bool = True) -> None:
         """Restore a state from `state_dict` into a buffer made with the same capacity, codec, rule and columns.
 
-        A state of a buffer made otherwise is refused, and nothing changes. Without `copy`, the arrays of the state
-        become those of the buffer.
+        That of a buffer made otherwise is refused. Without `copy`, the arrays of the state become those of the buffer.
         """
         restore_state(self, state, copy)
 
