@@ -128,7 +128,7 @@ def _samples_of(tree: TarTree) -> tuple[list[str], list[str], list[str]]:
         with contextlib.suppress(GraspError):
             if (tree.size(label) or _LABEL) < _LABEL:
                 found = tree.read(label).decode("utf-8", errors="replace").strip()
-        if found:
+        if found and "\0" not in found:  # zeros are a damaged block, not a name
             names.append(name)
             classes.append(found)
         else:
