@@ -110,7 +110,9 @@ class RunFolder:
 
     def summary(self) -> dict[str, Any]:
         """Read summary.json of a finished run."""
-        return dict(self._read_json("summary.json"))
+        if not isinstance(summary := self._read_json("summary.json"), dict):
+            raise GraspError(f"{self.path / 'summary.json'} must be an object")
+        return summary
 
     def _read_json(self, name: str) -> Any:
         try:
