@@ -71,6 +71,7 @@ NonNegative = Annotated[float, Range(0)]
 Share = Annotated[float, Range(0, 1)]
 Count = Annotated[int, Range(1)]  # a whole number of at least 1
 Natural = Annotated[int, Range(0)]  # a whole number of at least 0
+Side = Annotated[int, Range(1, 4096)]  # of the square that an image is cut and resized to, in pixels
 Updates = Annotated[int, Range(0, 10**9)]  # of one session; their samples are planned in memory
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from graspcl.checks import Count, checked
+from graspcl.checks import Side, checked
 from graspcl.errors import GraspError, require
 from graspcl.files import open_regular
 from graspcl.limits import beyond
@@ -66,7 +66,7 @@ def decode_images(
 
 @checked
 def decode_some(
-    sources: Sequence[Source], pixels: Count, names: Sequence[str] | None = None, whole: bool = False
+    sources: Sequence[Source], pixels: Side, names: Sequence[str] | None = None, whole: bool = False
 ) -> tuple[Pixels, NDArray[np.int64], list[str]]:
     """Decode n images like `decode_images`, but skip unreadable ones.
 

@@ -1,5 +1,6 @@
 """Buffers in folders: one owner, reopened after a crash with all that was stored completely."""
 
+import json
 import shutil
 import signal
 import subprocess
@@ -132,6 +133,21 @@ def test_damaged_files_are_explained(tmp_path, name, message):
         Buffer.open(tmp_path)
     (tmp_path / name).write_bytes(content)
     assert len(Buffer.open(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"columns": [1]}, {"columns": {"loss": [[], "(1,"]}}, {"codes": []}, {"codes": 3}, {"codes": [[4], "99,"]}],
+)
+def test_a_description_with_other_values_is_damaged(tmp_path, values):
+    buffer = Buffer(5, storage=tmp_path)
+    buffer.insert(*marked([0, 1]))
+    buffer.close()
+    about = json.loads((tmp_path / "buffer.json").read_text())
+    del about["checksum"]
+    (tmp_path / "buffer.json").write_text(json.dumps({**about, **values}))
+    with pytest.raises(GraspError, match=f"the buffer in {tmp_path} cannot be opened: buffer.json is damaged"):
+        Buffer.open(tmp_path)
 
 
 def test_a_buffer_is_opened_as_it_was_made(tmp_path):

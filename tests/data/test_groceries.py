@@ -109,7 +109,7 @@ def test_a_damaged_photo_is_named(small: Groceries, damage: Any) -> None:
 
 
 def test_pixels_must_be_positive() -> None:
-    with pytest.raises(GraspError, match="pixels must be a whole number of at least 1, got 0"):
+    with pytest.raises(GraspError, match=r"pixels must be a whole number in \[1, 4096\], got 0"):
         Groceries(pixels=0)
 
 

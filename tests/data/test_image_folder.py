@@ -440,7 +440,7 @@ def test_images_outside_class_folders_are_named(split: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"pixels": 0}, "pixels must be a whole number of at least 1, got 0"),
+        ({"pixels": 0}, r"pixels must be a whole number in \[1, 4096\], got 0"),
         ({"test_share": 1}, "test_share must be a number in \\[0, 1\\), got 1"),
         ({"test_split": "held-out"}, "neither a folder held-out nor a file held-out.zip"),
     ],
@@ -471,7 +471,7 @@ def test_the_decoder_names_what_it_cannot_read(tmp_path: Path) -> None:
         decode_image(tmp_path / "nowhere.jpg", 8)
     with pytest.raises(GraspError, match="photo 3 cannot be read"):
         decode_images([encoded(noise(4, 4)), b"text"], 8, names=["photo 2", "photo 3"])
-    with pytest.raises(GraspError, match="pixels must be a whole number of at least 1"):
+    with pytest.raises(GraspError, match=r"pixels must be a whole number in \[1, 4096\]"):
         decode_image(b"", 0)
 
 

@@ -224,7 +224,7 @@ def test_damaged_images_are_found_at_reading(places: Path) -> None:
         ({"train": "nowhere.txt"}, r"there is no list nowhere\.txt, neither as a path nor in .*places"),
         ({"test": "nowhere.txt"}, r"there is no list nowhere\.txt"),
         ({"train": "mine.txt"}, r"there is no list to test on next to .*mine\.txt; name the list to use as test"),
-        ({"pixels": 0}, "pixels must be a whole number of at least 1, got 0"),
+        ({"pixels": 0}, r"pixels must be a whole number in \[1, 4096\], got 0"),
         ({"classes": 0}, "classes must be a whole number of at least 1 or none, got 0"),
     ],
 )

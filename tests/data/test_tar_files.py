@@ -113,6 +113,33 @@ def test_what_is_damaged_is_named(tmp_path):
         open_images(tmp_path / "packed.tar.gz")
 
 
+def test_an_archive_without_its_end_is_named(tmp_path):
+    """A block of zeros, or the end of the file, in place of a header: what was read before is used."""
+    file = write_tar(tmp_path / "one.tar", shard(range(4)))
+    whole = file.read_bytes()
+    place = whole.index(b"0002.png")
+    assert not open_images(file, pixels=16).problems
+    for content, fault in (
+        (whole[:place] + bytes(512) + whole[place + 512 :], "neither a header nor the end of the archive"),
+        (whole + whole, "neither a header nor the end of the archive"),
+        (whole[:place], "the end of the archive is missing"),
+        (whole[:place] + bytes(512), "the end of the archive is missing"),
+    ):
+        file.write_bytes(content)
+        found = open_images(file, pixels=16)
+        number = 12 if content.startswith(whole) else 6
+        assert len(found) == number // 3
+        assert found.problems == [f"{file} is damaged after {number} members, and what follows is left out: {fault}"]
+
+
+def test_zeros_are_no_class(tmp_path):
+    members = shard(range(4))
+    members["0001.cls"] = b"\0\0"
+    found = open_images(write_tar(tmp_path / "one.tar", members), pixels=16)
+    assert found.classes == ["7", "10"] and len(found) == 3
+    assert "member 0001.png is left out: 0001.cls does not say its class" in found.problems[0]
+
+
 def header(name, size, kind=tarfile.REGTYPE):
     """A header of a tar file, with a size as it stands there."""
     content = bytearray(tarfile.TarInfo(name).tobuf(tarfile.USTAR_FORMAT))

@@ -145,6 +145,14 @@ def test_what_cannot_be_loaded_is_told(image_run, tmp_path):
     folder = shutil.copytree(image_run / "run", tmp_path / "run")
     (folder / "classes.json").write_text("[")
     refused("classes.json cannot be read", folder)
+    (folder / "checksums.json").unlink()
+    for content, fault in (
+        ('["red"]', "at least 4 class names, got 1"),
+        ('["a", 3]', "class names"),
+        ("7", "class names"),
+    ):
+        (folder / "classes.json").write_text(content)
+        refused(f"classes.json must be a list of {fault}", folder)
     next(folder.glob("checkpoints/*")).write_bytes(b"no")
     refused("cannot be loaded: the checkpoint .* is damaged", folder)
     shutil.rmtree(folder / "checkpoints")

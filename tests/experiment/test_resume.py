@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import signal
@@ -17,7 +18,7 @@ from killing import differences, make_photos, only_run
 from safetensors.torch import save_file
 
 from graspcl.errors import GraspError
-from graspcl.experiment import run
+from graspcl.experiment import RunFolder, run
 from graspcl.policy import policies
 from graspcl.settings import change, from_plain
 from graspcl.settings.read import read_toml
@@ -190,6 +191,61 @@ def test_a_checkpoint_is_written_in_one_step(driver, stopped, tmp_path, kill):
         assert load_state(tmp_path / "state")["session"]["rehearsal"]["updates"] == 4  # it was whole
     driver.finish(LISTINGS, place)
     assert not list(place.rglob("*.part"))
+
+
+# -- other files ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def second(driver, tmp_path_factory):
+    """A run that was killed in its second session."""
+    place = tmp_path_factory.mktemp("second")
+    assert driver.run(LISTINGS, place, "before finish 3")[0] == -signal.SIGKILL
+    return place
+
+
+def spoil(file: Path, how: str) -> None:
+    content = file.read_bytes()
+    file.unlink()
+    if how == "a flipped bit":
+        file.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+    elif how == "a pipe":
+        os.mkfifo(file)
+
+
+@pytest.mark.parametrize("how", ["a flipped bit", "a pipe", "nothing"])
+def test_what_is_missing_or_damaged_is_written_again(driver, straight, second, tmp_path, how):
+    place = shutil.copytree(second, tmp_path / "copy")
+    folder = only_run(place)
+    names = ("classes.json", "environment.json", "stream.npz")
+    for name in names:
+        spoil(folder / name, how)
+    for name in ("metrics.jsonl", "predictions.npz"):
+        spoil(folder / name, "a flipped bit")
+    code, output = driver.run(LISTINGS, place)
+    assert code == 0 and all(f"{folder / name} is written again: " in output for name in names), output
+    assert output.count("is written again") == len(names)
+    assert differences(folder, straight(LISTINGS)) == []
+    assert not any(RunFolder(folder).fault(name) for name in (*names, "metrics.jsonl", "predictions.npz"))
+
+
+def test_files_without_checksums_are_written_again(driver, straight, second, tmp_path):
+    place = shutil.copytree(second, tmp_path / "copy")
+    folder = only_run(place)
+    (folder / "checksums.json").unlink()
+    (folder / "classes.json").write_text('["one"]')
+    code, output = driver.run(LISTINGS, place)
+    assert code == 0 and f"{folder}/classes.json is written again: it has no checksum" in output
+    assert differences(folder, straight(LISTINGS)) == []
+
+
+@pytest.mark.parametrize("how", ["a flipped bit", "nothing"])
+def test_a_lost_plan_is_told_of(driver, second, tmp_path, how):
+    place = shutil.copytree(second, tmp_path / "copy")
+    plan = only_run(place) / "plans" / "session-1.npz"
+    spoil(plan, how)
+    code, output = driver.run(LISTINGS, place)
+    assert code == 0 and f"{plan} is lost, since no session runs twice: " in output
 
 
 # -- finished ---------------------------------------------------------------------------------------------------------

@@ -333,6 +333,7 @@ def test_reciprocal_shift_is_the_former_name_of_published(tmp_path):
         ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
         ({"budget.times": "nan"}, "budget.times must be a positive number, got 'nan'"),
         ({"budget.updates": -1}, r"budget.updates must be a whole number in \[0, 1000000000\] or none, got -1"),
+        ({"data.pixels": 10**15}, r"data.pixels must be a whole number in \[1, 4096\] or 'auto', got 1000000000000000"),
         ({"stop": 0}, "stop.patience must be a whole number of at least 1 or none, got 0"),
         ({"stream.blurry": 1}, r"stream.blurry must be a number in \[0, 1\), got 1.0"),
         ({"base.stages": 3}, "base.stages must be a list such as swav"),

@@ -1,6 +1,8 @@
 """Tuning: trials on held-out training samples, halved twice, resumed after any stop."""
 
+import json
 import math
+import shutil
 import signal
 
 import numpy as np
@@ -74,6 +76,47 @@ def test_a_trial_that_fails_is_the_last(config, tmp_path):
     assert [*_report(found, {}, seeds=1)][-1].endswith("(all samples: failed)")
     with pytest.raises(GraspError, match="no trial could be run; the first failed: a buffer of 10B holds no sample"):
         searched(change(config, {"buffer": "10B"}), tmp_path, trials=1)
+
+
+def test_a_damaged_trial_stops_the_search(config, tmp_path):
+    best = searched(config, tmp_path).best
+    for name in ("summary.json", "config.toml", "checksums.json"):
+        run = next(tmp_path.rglob("summary.json")).parent
+        content = bytearray((run / name).read_bytes())
+        content[len(content) // 2] ^= 1
+        (run / name).write_bytes(content)
+        with pytest.raises(GraspError, match=f"a trial is damaged: .*{name}.* Delete {run} and run the same command"):
+            searched(config, tmp_path)
+        shutil.rmtree(run)
+        assert searched(config, tmp_path).best == best
+
+
+@pytest.mark.parametrize(
+    "summary", ["{}", '{"alpha": "99"}', '{"alpha": null}', '{"alpha": NaN}', '{"alpha": 1%s}' % ("0" * 400)]
+)
+def test_a_trial_without_an_accuracy_is_a_failed_one(config, tmp_path, summary):
+    best, *others = searched(config, tmp_path, trials=2).trials
+    (run,) = [
+        path.parent
+        for path in tmp_path.rglob("summary.json")
+        if best.scores[None] == json.loads(path.read_text())["alpha"]
+    ]
+    (run / "summary.json").write_text(summary)
+    (run / "checksums.json").unlink()
+    found = searched(config, tmp_path, trials=2)
+    assert [trial.values for trial in found.trials] == [others[0].values, best.values]
+    assert found.trials[-1].scores == {None: -math.inf}
+    assert found.failed[run].startswith("its accuracy must be a number")
+
+
+@pytest.mark.parametrize("summary", ["[]", "[1]", "3"])
+def test_a_summary_that_is_no_object_is_damage(config, tmp_path, summary):
+    searched(config, tmp_path, trials=1)
+    (run,) = [path.parent for path in tmp_path.rglob("summary.json")]
+    (run / "summary.json").write_text(summary)
+    (run / "checksums.json").unlink()
+    with pytest.raises(GraspError, match=r"a trial is damaged: .*summary.json must be an object\. Delete"):
+        searched(config, tmp_path, trials=1)
 
 
 def test_trials_differ_and_more_of_them_begin_with_the_same(config):

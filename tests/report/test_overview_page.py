@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from browser import FAINT, WIDE, why_not
 
-from graspcl.cli.overview import overview
-from graspcl.errors import GraspError
 from graspcl.report.overview import MOST_POINTS, render_overview, write_overview
 
 pytest.importorskip("plotly", reason="plotly is not installed")
@@ -120,18 +117,6 @@ def views(*given):
     data = re.search(r'id="report-data">(.*?)</script>', render_overview(*given))
     assert data is not None
     return json.loads(data[1])["figures"]["e0-p0"]["views"]
-
-
-@pytest.mark.parametrize("content", [None, '["a", "b', '["a", "b"]', '["a", "b", 3]', "7"])
-def test_class_names_that_cannot_be_read_are_reported(tmp_path, monkeypatch, content):
-    monkeypatch.setattr(
-        "graspcl.experiment.prediction.load_learner",
-        lambda run: SimpleNamespace(learner=SimpleNamespace(classes=[2, 0])),
-    )
-    if content is not None:
-        (tmp_path / "classes.json").write_text(content)
-    with pytest.raises(GraspError, match=rf"{tmp_path / 'classes.json'} (cannot be read|must be a list of)"):
-        overview(tmp_path, output=tmp_path / "page.html")
 
 
 def test_a_small_class_has_a_step_per_draw():

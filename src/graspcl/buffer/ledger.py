@@ -119,7 +119,9 @@ def reopen(
         buffer = kind(made["capacity"], codec, rule, columns, rng=rng, padding=padding)
     except FileNotFoundError:
         raise GraspError(f"there is no buffer to open in {folder}: it has no buffer.json") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except GraspError:
+        raise
+    except Exception as error:  # values of other types fail in many ways
         raise GraspError(f"the buffer in {folder} cannot be opened: buffer.json is damaged ({error})") from error
     for part, own in _parts(buffer).items():
         if own != made.get(part):

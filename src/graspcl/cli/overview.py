@@ -45,10 +45,8 @@ def overview(
         known = RunFolder(run).class_names()
         if class_ not in known:
             raise GraspError(f"--class {class_!r} is not the name of a class; {nearest(class_, known)}")
-    learner, names = load_learner(run).learner, RunFolder(run).class_names()
-    if len(names) <= max(learner.classes, default=-1):
-        least = max(learner.classes) + 1
-        raise GraspError(f"{run / 'classes.json'} must be a list of at least {least} class names, got {len(names)}")
+    learned = load_learner(run)
+    learner, names = learned.learner, learned.classes
     label = choose_class(learner, names, class_)
     picture = class_picture(learner, label, generator(0, "overview"))
     draws = {"GRASP": picture.grasp, "Uniform": picture.uniform}

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from graspcl.checks import Array, Count, checked
+from graspcl.checks import Array, Side, checked
 from graspcl.codec.codec import Codec, codecs
 from graspcl.errors import GraspError
 from graspcl.images import decode_images
@@ -35,7 +35,7 @@ class Encoded(Codec):
     ([255, 0, 0], True)
     """
 
-    pixels: Count = 224
+    pixels: Side = 224
     whole: bool = False  # keep the whole shorter side, without a margin
     ragged = True
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
-from graspcl.checks import Count, checked
+from graspcl.checks import Side, checked
 from graspcl.data.image_folder import StoredImages
 from graspcl.data.packaged import REINSTALL, first_of_each, read_table
 from graspcl.data.samples import Int64s
@@ -36,7 +36,7 @@ class Groceries(StoredImages):
 
     whole = True
 
-    def __init__(self, pixels: Count = 224) -> None:
+    def __init__(self, pixels: Side = 224) -> None:
         require("PIL.Image", "demo")  # fail now, not after minutes of work
         table, version = read_table("groceries/images2.parquet", ["dataset", "finegrained_cat", "image_data"])
         # Training photos come first, so that the first of equal photos is a training photo.

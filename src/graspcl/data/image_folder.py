@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 from numpy.typing import ArrayLike
 
-from graspcl.checks import Count, Range, checked
+from graspcl.checks import Range, Side, checked
 from graspcl.data.samples import Codes, Int64s, Samples, few, hash_id, labels_of
 from graspcl.data.splits import held_out
 from graspcl.data.trees import File, Tree, find_file, open_tree, read_lines
@@ -126,7 +126,7 @@ class ImageFolder(ImageFiles):
     def __init__(
         self,
         path: str | Path,
-        pixels: Count = 224,
+        pixels: Side = 224,
         *,
         val_mapping: str | Path | None = None,
         test_share: Annotated[float, Range(0, 1, below=True)] = 0.1,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import numpy as np
 
-from graspcl.checks import Count, Range, checked
+from graspcl.checks import Count, Range, Side, checked
 from graspcl.data.image_folder import ImageFiles, ImageFolder, files_digest
 from graspcl.data.image_shards import ImageShards, find_shards
 from graspcl.data.samples import Samples, few, hash_id
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @data_sources.register("images", gives="images")
 def open_images(
     path: str | Path,
-    pixels: Count = 224,
+    pixels: Side = 224,
     val_mapping: str | Path | None = None,
     test_split: str | None = None,
     test_share: Annotated[float, Range(0, 1, below=True)] = 0.1,
@@ -91,7 +91,7 @@ class ImageList(ImageFiles):
         path: str | Path,
         train: str | Path | None = None,
         test: str | Path | None = None,
-        pixels: Count = 224,
+        pixels: Side = 224,
         *,
         classes: Count | None = None,
     ) -> None:

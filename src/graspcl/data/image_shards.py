@@ -11,7 +11,7 @@ from typing import Annotated
 
 import numpy as np
 
-from graspcl.checks import Count, Range, checked
+from graspcl.checks import Range, Side, checked
 from graspcl.data.image_folder import SUFFIXES, ImageFiles, files_digest
 from graspcl.data.samples import few, hash_id, labels_of
 from graspcl.data.splits import held_out
@@ -65,7 +65,7 @@ class ImageShards(ImageFiles):
     def __init__(
         self,
         path: str | Path,
-        pixels: Count = 224,
+        pixels: Side = 224,
         *,
         test_share: Annotated[float, Range(0, 1, below=True)] = 0.1,
         test_split: str | None = None,
@@ -128,7 +128,7 @@ def _samples_of(tree: TarTree) -> tuple[list[str], list[str], list[str]]:
         with contextlib.suppress(GraspError):
             if (tree.size(label) or _LABEL) < _LABEL:
                 found = tree.read(label).decode("utf-8", errors="replace").strip()
-        if found:
+        if found and "\0" not in found:  # zeros are a damaged block, not a name
             names.append(name)
             classes.append(found)
         else:

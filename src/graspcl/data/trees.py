@@ -276,12 +276,25 @@ def tar_members(file: Path) -> Iterator[tarfile.TarInfo]:
                         raise tarfile.ReadError("a size below zero")
                     yield member
                 opened.seek(archive.offset)
-                if opened.read(tarfile.BLOCKSIZE).strip(b"\0"):
-                    raise tarfile.ReadError("invalid header")
+                _check_end(opened)
         except (OSError, tarfile.ReadError):
             raise
         except Exception as error:  # damaged headers raise errors of many kinds
             raise tarfile.ReadError(str(error) or type(error).__name__) from error
+
+
+def _check_end(file: IO[bytes]) -> None:
+    """Refuse an archive that does not end here: in zeros up to the end of the file, two blocks of them or more.
+
+    To tarfile, one block of zeros is the end, and so is the end of the file.
+    """
+    zeros = 0
+    while part := file.read(1 << 20):
+        if part.strip(b"\0"):
+            raise tarfile.ReadError("neither a header nor the end of the archive")
+        zeros += len(part)
+    if zeros < 2 * tarfile.BLOCKSIZE:
+        raise tarfile.ReadError("the end of the archive is missing")
 
 
 def list_tar(file: Path) -> tuple[dict[str, tuple[int, int]], list[str]]:

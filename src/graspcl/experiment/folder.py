@@ -35,7 +35,7 @@ from graspcl.checks import Array
 from graspcl.distributed import Ranks, text_digest
 from graspcl.errors import GraspError
 from graspcl.experiment.checkpoints import Segments, Stored
-from graspcl.integrity import CHECKSUMS, Damaged, list_texts, pack_arrays, read_text
+from graspcl.integrity import CHECKSUMS, Damaged, list_texts, listed_checksums, pack_arrays, read_arrays, read_text
 from graspcl.settings.config import Config, as_plain, identity
 from graspcl.settings.read import flatten, from_plain, read_toml, settled
 from graspcl.state import drop_unfinished, load_state, save_state, write_whole
@@ -110,13 +110,34 @@ class RunFolder:
 
     def summary(self) -> dict[str, Any]:
         """Read summary.json of a finished run."""
-        return dict(self._read_json("summary.json"))
+        if not isinstance(summary := self._read_json("summary.json"), dict):
+            raise GraspError(f"{self.path / 'summary.json'} must be an object")
+        return summary
 
     def _read_json(self, name: str) -> Any:
         try:
             return json.loads(read_text(self.path / name))
         except (OSError, ValueError, RecursionError) as error:
             raise GraspError(f"{self.path / name} cannot be read: {error}") from error
+
+    def fault(self, name: str) -> str:
+        """Return what is wrong with a text or arrays that were written; empty if they are as they were."""
+        try:
+            if name.endswith(".npz"):
+                read_arrays(self.path / name)
+                return ""
+            read_text(self.path / name)
+            return "" if name in listed_checksums(self.path) else "it has no checksum"
+        except (OSError, ValueError) as error:
+            return getattr(error, "strerror", None) or str(error)
+
+    def drop_damaged(self, name: str, note: Callable[[str], None]) -> bool:
+        """Delete what is left of a file that is missing or damaged, and tell; return whether it is gone."""
+        if fault := self.fault(name):
+            note(f"{self.path / name} is written again: {fault}")
+            with _disk_errors(self.path):
+                (self.path / name).unlink(missing_ok=True)
+        return bool(fault)
 
     def clear(self) -> None:
         """Delete the files of an earlier run; progress.json belongs to the current one."""

@@ -69,6 +69,9 @@ def load_learner(folder: Path) -> Learned:
         raise GraspError(f"the run in {folder} cannot be loaded: {error}") from error
     if not learner.classes:
         raise GraspError(f"the run in {folder} has learned no class: there is nothing to predict")
+    if len(names) < (least := max(learner.classes) + 1):
+        fault = f"must be a list of at least {least} class names, got {len(names)}"
+        raise GraspError(f"{Path(folder) / 'classes.json'} {fault}; restore it, or run again in another folder")
     if why := broken_weights(learner.network):
         raise GraspError(f"the run in {folder} cannot predict: {why}; run it again with a lower learning rate")
     return Learned(learner, names, config, tuple(damage))

@@ -227,12 +227,8 @@ class _RunLoop:
         if log is not None:
             self.progress.note(one_line(record, len(self.stream.sessions)))
         self.records.append(record)
-        self.folder.write_metrics(self.records)
+        self._write_measurements()
         self.logger.session(record)
-        tests = {"labels": self.tests.labels, "arrived": self.tests.arrived}
-        self.folder.write_arrays("predictions", **tests, predictions=np.stack(self.predictions))
-        if self.drift:
-            self.folder.write_arrays("drift", **self.drift)
         self._save_if_due(lambda: None)
         self.live.passed(number)
 
@@ -306,7 +302,8 @@ class _RunLoop:
         self._energy.spent = state["joules"] or 0.0
         names = {name: f"session_{name}" if name.isdecimal() else name for name in map(str, state["drift"])}
         self.drift = {names[str(name)]: np.asarray(curve) for name, curve in state["drift"].items()}
-        self.folder.write_metrics(self.records)
+        self._describe(resumed=True)
+        self._write_measurements()
         session: dict[str, Any] | None = state["session"]
         where = f"session {len(self.records) + 1}"
         if session is not None:
@@ -315,23 +312,45 @@ class _RunLoop:
         return session
 
     def _start(self, base: Path) -> None:
-        prepared, samples = self.prepared, self.prepared.samples
         self.folder.clear()
         plain = as_plain(settled(self.config))
         if not self.config.rehearses:
             del plain["policy"]  # so that reports do not show one
         self.folder.write_config(plain)
-        fingerprint = samples.fingerprint()
-        about = {"data": samples.name, "fingerprint": fingerprint, "base": prepared.pretrained.log}
-        self.folder.write_json("environment", {**environment(), **about})
-        self.folder.write_json("classes", samples.classes)
-        if self.folder.writable:
-            save_stream(self.stream, self.folder.path / "stream.npz", fingerprint=fingerprint)
-        if prepared.problems:
-            self.folder.write_json("problems", prepared.problems)
-            self.progress.note(f"problems with the data: {len(prepared.problems)}, listed in problems.json")
-        learn_base(self.config, prepared, self.learner, base if self.ranks is None else None, self.progress)
+        self._describe(resumed=False)
+        if problems := self.prepared.problems:
+            self.progress.note(f"problems with the data: {len(problems)}, listed in problems.json")
+        learn_base(self.config, self.prepared, self.learner, base if self.ranks is None else None, self.progress)
         self.predictions.append(self.tests.predict(self.learner, 0)[0])
+
+    def _describe(self, resumed: bool) -> None:
+        """Write the files that tell of the run; if it has resumed, those that are missing or damaged."""
+        samples, folder, note = self.prepared.samples, self.folder, self.progress.note
+        if not folder.writable:
+            return
+        fingerprint = samples.fingerprint()
+        about = {"data": samples.name, "fingerprint": fingerprint, "base": self.prepared.pretrained.log}
+        texts = {"environment": {**environment(), **about}, "classes": samples.classes}
+        if self.prepared.problems:
+            texts["problems"] = self.prepared.problems
+        for name, value in texts.items():
+            if not resumed or folder.drop_damaged(f"{name}.json", note):
+                folder.write_json(name, value)
+        if not resumed or folder.drop_damaged("stream.npz", note):
+            save_stream(self.stream, folder.path / "stream.npz", fingerprint=fingerprint)
+        for record in self.records:  # empty unless it has resumed
+            plan = f"plans/session-{record['session']}.npz"
+            if "failed" not in record and (fault := folder.fault(plan)):
+                note(f"{folder.path / plan} is lost, since no session runs twice: {fault}")
+
+    def _write_measurements(self) -> None:
+        """Write what the sessions so far have measured."""
+        self.folder.write_metrics(self.records)
+        if self.records:
+            tests = {"labels": self.tests.labels, "arrived": self.tests.arrived}
+            self.folder.write_arrays("predictions", **tests, predictions=np.stack(self.predictions))
+        if self.drift:
+            self.folder.write_arrays("drift", **self.drift)
 
     def _save_if_due(self, session: Callable[[], dict[str, Any] | None]) -> None:
         """Save a checkpoint if the last one is old enough and written, or before the run is stopped.

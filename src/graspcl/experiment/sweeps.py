@@ -9,7 +9,7 @@ import multiprocessing
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
@@ -49,15 +49,7 @@ def sweep(
     for one in {replace(config, seed=0).path: config for config in configs}.values():
         check_run(one)
     wanted = {folder / config.path: config for config in configs}
-    reasons: dict[Path, str] = {}  # of failures; empty for finished runs
-    for path, config in wanted.items():
-        place = RunFolder(path)
-        try:
-            if place.holds(config) and place.finished:
-                place.summary()  # it must be readable
-                reasons[path] = ""
-        except GraspError as error:  # a damaged folder
-            reasons[path] = str(error)
+    reasons = finished_before(wanted)
     if finished := [*reasons.values()].count(""):
         progress.note(f"{finished} of {len(wanted)} runs were finished before")
     if waiting := {path: config for path, config in wanted.items() if path not in reasons}:
@@ -68,6 +60,20 @@ def sweep(
         reasons |= _run_all(waiting, folder, progress, workers, title, own)
     failed = {path: reasons[path] for path in wanted if reasons[path]}
     return Outcome([path for path in wanted if path not in failed], failed)
+
+
+def finished_before(configs: Mapping[Path, Config]) -> dict[Path, str]:
+    """Return the folders of finished runs with empty texts, and damaged folders with what is wrong."""
+    reasons: dict[Path, str] = {}
+    for path, config in configs.items():
+        place = RunFolder(path)
+        try:
+            if place.holds(config) and place.finished:
+                place.summary()  # it must be readable
+                reasons[path] = ""
+        except GraspError as error:
+            reasons[path] = str(error)
+    return reasons
 
 
 def _run_all(

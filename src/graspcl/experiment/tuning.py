@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from graspcl.checks import check as check_value
 from graspcl.errors import GraspError
 from graspcl.experiment.folder import RunFolder
 from graspcl.experiment.prepare import open_data
-from graspcl.experiment.sweeps import sweep
+from graspcl.experiment.sweeps import finished_before, sweep
 from graspcl.learner import learners
 from graspcl.model import networks
 from graspcl.progress import Progress
@@ -152,18 +153,33 @@ def tune(
             for trial in left
         ]
         title = f"stage {stage} of {len(stages)}, {number} trials, {per_class or 'all'} samples per class"
-        outcome = sweep([one for configs in wanted for one in configs], folder, progress, workers, title)
+        runs = [one for configs in wanted for one in configs]
+        for path, fault in finished_before({folder / one.path: one for one in runs}).items():
+            if fault:  # not a trial that failed: without it, another one would win
+                raise GraspError(f"a trial is damaged: {fault}. Delete {path} and run the same command again")
+        outcome = sweep(runs, folder, progress, workers, title)
         failed |= outcome.failed
         for trial, configs in zip(left, wanted, strict=True):
-            paths = [folder / one.path for one in configs]
-            sound = not any(path in failed for path in paths)
-            alphas = [RunFolder(path).summary()["alpha"] for path in paths] if sound else [-math.inf]
-            trial.scores[per_class] = float(np.mean(alphas))
+            scores = [_score(folder / one.path, failed) for one in configs]
+            trial.scores[per_class] = float(np.mean(scores))
         left = sorted(left, key=_rank)
         if left[0].scores[per_class] == -math.inf:
             raise GraspError(f"no trial could be run; the first failed: {next(iter(failed.values()))}")
     ranked = sorted(drawn, key=_rank)
     return Search(ranked, stages, change(config, ranked[0].values), failed)
+
+
+def _score(path: Path, failed: dict[Path, str]) -> float:
+    """Return the accuracy of a run; minus infinity for one that failed, to which one without an accuracy is added."""
+    if path in failed:
+        return -math.inf
+    alpha: Any = RunFolder(path).summary().get("alpha")
+    try:
+        check_value("its accuracy", alpha, float)
+    except GraspError as error:
+        failed[path] = str(error)
+        return -math.inf
+    return float(alpha)
 
 
 def _rank(trial: Trial) -> tuple[int, float]:

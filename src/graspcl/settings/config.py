@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from graspcl.checks import Count, Natural, NonNegative, Positive, Range, Updates, checked
+from graspcl.checks import Count, Natural, NonNegative, Positive, Range, Side, Updates, checked
 from graspcl.errors import GraspError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class DataConfig:
     """Where samples come from."""
 
     path: str = ""  # folder or zip file of images, table of texts, folder of tables, hf:NAME, or a registered name
-    pixels: Annotated[int, Range(1), AUTO] = 224  # side of the square that images are cut and resized to
+    pixels: Annotated[Side, AUTO] = 224  # side of the square that images are cut and resized to
     classes: Count | None = None  # number of classes to use, the first in stream.order; all by default
     per_class: Count | None = None  # training samples per class at most; with `tasks`, per class and task
     test_per_class: Count | None = None  # test samples per class at most
