@@ -39,7 +39,7 @@ HEAVY = {
     "faiss": {"codec", "bench"},
     "numba": {"policy", "buffer"},
     "transformers": {"model"},
-    "PIL": {"data"},
+    "PIL": {"data", "bench"},
     "pyarrow": {"data"},
     "scipy": {"metric", "learner"},
     "plotly": {"report"},
