@@ -173,6 +173,14 @@ def _keep_memory() -> list[str]:
     return [f"Set malloc to keep freed memory for the next tensors ({settings})."]
 
 
+def give_back_memory() -> None:
+    """Return freed memory to the system between two kinds of work: kept tensors of one rarely fit the other."""
+    if platform.system() == "Linux" and platform.libc_ver()[0] == "glibc":
+        import ctypes
+
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def _set_by_user(*names: str) -> list[str]:
     """One sentence for each environment variable that the user has set."""
     return [f"Kept {name}={os.environ[name]} from the environment." for name in names if name in os.environ]

@@ -11,7 +11,7 @@ from graspcl.checks import Count, checked
 from graspcl.codec.codec import Codec, codecs
 from graspcl.errors import GraspError, require
 
-_CHUNK = 8192
+_SCORES = 2**21  # numbers at a time, while the nearest centroids are searched
 
 
 @codecs.register("opq")
@@ -87,10 +87,11 @@ class OPQ(Codec):
         rotation, centroids = rotation.to(vectors.device), centroids.to(vectors.device)
         half_norms = centroids.square().sum(2) / 2  # argmin |y - c|² = argmax y·c - |c|²/2
         codes = torch.empty(len(vectors), self.codebooks, dtype=torch.uint8, device=vectors.device)
-        for begin in range(0, len(vectors), _CHUNK):
-            y = (vectors[begin : begin + _CHUNK].float() @ rotation.T).reshape(-1, self.codebooks, centroids.shape[2])
-            score = torch.einsum("nmd,mkd->nmk", y, centroids) - half_norms
-            codes[begin : begin + _CHUNK] = score.argmax(2)
+        chunk = _SCORES // (self.codebooks * self.size) + 1
+        for begin in range(0, len(vectors), chunk):
+            y = (vectors[begin : begin + chunk].float() @ rotation.T).reshape(-1, self.codebooks, centroids.shape[2])
+            scores = torch.einsum("nmd,mkd->nmk", y, centroids).sub_(half_norms)
+            codes[begin : begin + chunk] = scores.argmax(2)
         return codes.reshape(*shape, self.codebooks).cpu()
 
     def decode(self, codes: torch.Tensor) -> torch.Tensor:

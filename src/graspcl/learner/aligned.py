@@ -26,6 +26,7 @@ from graspcl.learner.moments import Judged, Moments, Movement, Rows, calibrated,
 from graspcl.learner.optimiser import Optimiser
 from graspcl.learner.rehearsal import Batch
 from graspcl.model import Execution, LinearHead, Outputs, SplitNetwork
+from graspcl.model.network import piecewise
 from graspcl.policy import Costs, Policy
 
 _CHUNK = 512  # samples per forward pass
@@ -162,8 +163,7 @@ class Aligned(Learner):
 
     def _originally(self, inputs: Tensor) -> Tensor:
         with torch.no_grad(), self.network.execution.autocast():
-            features: Tensor = self._original(inputs)
-        return features.float()
+            return piecewise(self._original, inputs).float()
 
     def outputs(self, samples: Codes, part: str, coded: bool = True) -> Tensor:
         if part == "logits" and self._stale:

@@ -150,8 +150,8 @@ class Movement:
     def carry(self, moments: Moments) -> Moments:
         """Return what moments of earlier features are in present features."""
         width, number = moments.sums.shape[1], self._pairs[-1, -1]
-        means, second = self._pairs[-1, :-1] / number, self._pairs[:-1, :-1] / number
-        covariance = second - torch.outer(means, means)
+        means, covariance = self._pairs[-1, :-1] / number, self._pairs[:-1, :-1] / number
+        covariance.addr_(means, means, alpha=-1)  # in place: it is the largest of all
         old, new = slice(0, width), slice(width, None)
         shrunk = covariance[old, old].clone()
         shrunk.diagonal().add_(self.prior * shrunk.diagonal().mean())

@@ -27,7 +27,7 @@ from graspcl.settings.config import Config
 from graspcl.settings.read import replaced
 
 _READ = 64  # samples that are decoded at a time
-_CHUNK = 1024  # samples that are handed on at a time
+_CHUNK, _BYTES = 1024, 2**24  # samples that are handed on at a time, and what they take, at most
 _SHOWN = 60  # characters of a text in a message
 
 
@@ -148,13 +148,14 @@ class Arrivals:
     _left: dict[int, list[tuple[str, str]]] = field(default_factory=dict)  # disputed samples by id: where, and class
 
     def chunks(self, progress: Progress) -> Iterator[Chunk]:
-        """Yield new samples, 1,024 at a time or fewer."""
+        """Yield new samples, about 1,024 at a time or fewer."""
         waiting: list[Chunk] = []
         with progress.task(f"reading {self.samples.name}", len(self.rows)) as advance:
             for begin in range(0, len(self.rows), _READ):
                 rows = self.rows[begin : begin + _READ]
                 waiting.append(self._new(rows))
-                if sum(len(one.ids) for one in waiting) >= _CHUNK or begin + _READ >= len(self.rows):
+                number, size = sum(len(one.ids) for one in waiting), sum(one.inputs.nbytes for one in waiting)
+                if number >= _CHUNK or size >= _BYTES or begin + _READ >= len(self.rows):
                     found = Chunk(
                         np.concatenate([one.ids for one in waiting]),
                         [name for one in waiting for name in one.names],

@@ -17,6 +17,7 @@ from graspcl.buffer import Codes
 from graspcl.checks import Array
 from graspcl.data import Samples
 from graspcl.errors import GraspError
+from graspcl.machine import give_back_memory
 from graspcl.progress import Progress
 from graspcl.workspace.arriving import Arrivals
 from graspcl.workspace.calibration import novelty
@@ -87,6 +88,7 @@ def learn(
         raise GraspError(f"no sample can be used: {problems[0]}")
     check_classes(samples.name, len(version.names))
     held, novel = len(version.held) - len(old), _novelty(version, head, len(old), known)
+    give_back_memory()
     trained = Trained(0, 0.0, "there is nothing new")
     if arrivals.counts:
         trained = train(version, effort, _batch(version), began, progress, first=not known)

@@ -15,6 +15,7 @@ from graspcl.errors import GraspError
 from graspcl.experiment.automatic import resolve, stored_bytes
 from graspcl.experiment.encoding import chosen_part, fitted_codec
 from graspcl.experiment.prepare import make_learner
+from graspcl.machine import give_back_memory
 from graspcl.model import SplitNetwork, networks
 from graspcl.progress import Progress
 from graspcl.settings import preset
@@ -95,6 +96,7 @@ def _choose_codec(
     config = replaced(config, {"codec.name": name})
     some = rows[np.linspace(0, len(rows) - 1, min(_FITTED, len(rows))).astype(np.int64)]
     codec, _ = fitted_codec(config, samples, network, None, some, progress)
+    give_back_memory()
     if not isinstance(codec, Auto):
         return config, codec
     part = chosen_part(codec)

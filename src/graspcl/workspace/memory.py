@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from graspcl.buffer.state import saved_state
 from graspcl.cache import digest_of
 from graspcl.checks import Array
 from graspcl.codec import Codec
@@ -119,7 +120,7 @@ def load_learner(store: Store, manifest: Manifest, config: Config, codec: Codec)
     known = store.get(manifest["sums"])
     known["moments"] = {name: _wide(sums) for name, sums in known["moments"].items()}
     weights = {**frozen, **store.get(manifest["network"])}
-    learner.load_state_dict({**fresh, **known, "network": weights, "buffer": buffer})
+    learner.load_state_dict({**fresh, **known, "network": weights, "buffer": buffer}, copy=False)
     apart = HeldOut(np.asarray(held["ids"]), np.asarray(held["labels"]), np.empty(0))
     apart.codes = np.empty((0, 1), np.float16) if codes is None else codes[len(stored) :]
     return learner, apart
@@ -136,13 +137,9 @@ def save_learner(
     """
     if why := broken_weights(learner.network):
         raise GraspError(f"nothing was changed: training ended with {why}; look at the new samples")
-    known, buffer = learner.knowledge(), learner.buffer.state_dict()
-    codes = buffer["columns"].pop("codes", np.empty((0, 1), np.float16))
-    if isinstance(codes, dict):  # of texts without padding; segments hold padded ones, and so does the held-out part
-        codes = np.asarray(learner.buffer["codes"])
-        del buffer["columns"]["lengths"]
-    ids = np.concatenate([learner.buffer.ids, held.ids])
-    codes = np.concatenate([codes, held.codes]) if len(held) else codes
+    known, buffer = learner.knowledge(copy=False), saved_state(learner.buffer, without="codes", copy=False)
+    codes = learner.buffer["codes"] if buffer["columns"] else np.empty((0, 1), np.float16)
+    buffer["columns"].pop("lengths", None)  # of texts without padding; segments hold padded ones, as the held-out part
     weights = {name: value for name, value in known.pop("network").items() if not name.startswith(_FROZEN)}
     known.pop("original")  # it is that of the network as it came
     known["moments"] = {name: _narrow(sums) for name, sums in known["moments"].items()}
@@ -152,7 +149,7 @@ def save_learner(
         "codec": store.put(buffer.pop("codec") or {}),
         "buffer": store.put(buffer),
         "held": store.put({"ids": held.ids, "labels": held.labels}),
-        "segments": _saved_segments(store, segments, ids, codes, forgotten),
+        "segments": _saved_segments(store, segments, learner.buffer.ids, codes, held, forgotten),
     }
 
 
@@ -169,14 +166,18 @@ def _wide(sums: dict[str, Any]) -> dict[str, Any]:
 
 
 def _saved_segments(
-    store: Store, segments: list[dict[str, Any]], ids: Array, codes: Array, forgotten: bool
+    store: Store, segments: list[dict[str, Any]], ids: Array, codes: Array, held: HeldOut, forgotten: bool
 ) -> list[dict[str, Any]]:
-    """Write the samples that no segment has yet; return all segments."""
+    """Write stored samples, with ids [n] and codes [n, …], and held-out ones that no segment has yet; return all."""
+    number, ids = len(ids), np.concatenate([ids, held.ids])
     owned = {one["object"]: np.asarray(store.get(one["object"])["ids"]) for one in segments}
     names, new = reusable(owned, ids, 0.0 if forgotten else _DEAD)
     kept = [one for one in segments if one["object"] in names]
     if new.any():
-        kept.append({"object": store.put({"ids": ids[new], "codes": codes[new]}), "samples": int(new.sum())})
+        found = codes[new[:number]]
+        if len(held):
+            found = np.concatenate([found, held.codes[new[number:]]])
+        kept.append({"object": store.put({"ids": ids[new], "codes": found}), "samples": int(new.sum())})
     return kept
 
 

@@ -12,6 +12,7 @@ from graspcl.checks import shown
 from graspcl.errors import GraspError
 from graspcl.learner import Learner
 from graspcl.learner.rehearsal import Rehearsal
+from graspcl.machine import give_back_memory
 from graspcl.policy import Budget
 from graspcl.progress import Progress
 from graspcl.workspace.version import Version
@@ -122,6 +123,7 @@ def _session(
             advance(1)
             if deadline is not None and time.monotonic() > deadline:
                 session.stop()
+    give_back_memory()
     session.finish()
     version.retrained()
     return session.updates
