@@ -159,3 +159,11 @@ def test_weights_that_are_nan_are_refused(tmp_path):
     with pytest.raises(GraspError, match=r"a\.safetensors has weights that are NaN or infinite, in "):
         load_weights(network, tmp_path / "a.safetensors")
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+
+
+def test_torchrun_does_not_repeat_a_command_in_each_of_its_processes(graspcl, monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "predict works in one process: start it without torchrun" in graspcl("predict", "shop", "a.jpg", code=2)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert "torchrun" not in graspcl("predict", "shop", "a.jpg", code=2)

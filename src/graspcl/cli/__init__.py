@@ -15,6 +15,8 @@ from graspcl.errors import GraspError
 if TYPE_CHECKING:
     from cyclopts import CycloptsError
 
+_DIVIDED = ("run", "encode")  # commands whose work several ranks share
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run `graspcl` with the given arguments, by default those of the command line; show errors without a traceback."""
@@ -35,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         try:
             given = _without_nul(sys.argv[1:] if arguments is None else arguments)
+            _alone_unless_divided(given)
             app(given, exit_on_error=False, print_error=False)
         finally:
             sys.stdout.flush()  # a full device shows itself here
@@ -66,6 +69,13 @@ def _without_nul(arguments: Sequence[str]) -> Sequence[str]:
     if wrong := [one for one in arguments if "\0" in one]:
         raise GraspError(f"an argument has a NUL character, which no name or setting may have: {wrong[0][:100]!r}")
     return arguments
+
+
+def _alone_unless_divided(arguments: Sequence[str]) -> None:
+    """Refuse to do the same work in each of several processes that torchrun has started."""
+    several = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE") != "1"
+    if several and arguments and not arguments[0].startswith("-") and arguments[0] not in _DIVIDED:
+        raise GraspError(f"{arguments[0]} works in one process: start it without torchrun, which is for run and encode")
 
 
 def _usage_mistake(error: CycloptsError) -> str:

@@ -116,7 +116,7 @@ class _RunLoop:
         self.seconds, self._started = 0.0, time.perf_counter()
         self._saved = self._started
         self._energy, self._writer = measure.EnergyMeter(), Background()
-        self._signals = StopSignals(progress.note)
+        self._signals = StopSignals(progress.note, "" if ranks is None else ", unless a rank was lost")
         self._interrupted = self._restore(base)
         self.logger = make_loggers(config.log if folder.writable else None, progress.note)
         self.logger.begin(as_plain(config), folder.path)

@@ -15,12 +15,13 @@ class StopSignals:
 
     `asked` is the signal that came. `leave` delivers it to whoever handled it before. A second signal is delivered at
     once; in a worker process it is ignored, since the parent kills workers that it does not wait for. Signals that were
-    ignored before, and those of a run outside the main thread, are left alone.
+    ignored before, and those of a run outside the main thread, are left alone. `unless` ends what `note` is told about the
+    checkpoint.
     """
 
-    def __init__(self, note: Callable[[str], None]) -> None:
+    def __init__(self, note: Callable[[str], None], unless: str = "") -> None:
         self.asked: int | None = None
-        self._note = note
+        self._note, self._unless = note, unless
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignals:
@@ -45,7 +46,7 @@ class StopSignals:
         if self.asked is None:
             self.asked = number
             with contextlib.suppress(RuntimeError):  # the signal came amid a line of output
-                self._note("stopping: a checkpoint is saved first; press Ctrl-C again to leave without one")
+                self._note(f"stopping: a checkpoint is saved first{self._unless}; press Ctrl-C again to leave without one")
         elif multiprocessing.parent_process() is None:
             self.leave()
 
