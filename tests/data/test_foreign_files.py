@@ -383,6 +383,10 @@ def test_a_small_parquet_file_may_not_become_large(tmp_path: Path, monkeypatch: 
     pq.write_table(pa.table({"text": [f"{n} {'x' * 9000}" for n in range(9)], "label": [1] * 9}), file)
     with pytest.raises(GraspError, match="is not read: it unpacks to"):
         TextTable(file)
+    monkeypatch.delenv("GRASPCL_MAX_RATIO")
+    pq.write_table(pa.table({"text": ["x" * 1000] * 3000, "label": [1] * 3000}), file)  # of which it has one
+    with pytest.raises(GraspError, match="is not read: it unpacks to 3,000,000 bytes, more than 100 times its size"):
+        TextTable(file)
     pq.write_table(pa.table({"text": [["x"], ["y"]], "label": [1, 2]}), file)
     with pytest.raises(GraspError, match=r"its column 'text' is a list<.*>, not texts"):
         TextTable(file)
