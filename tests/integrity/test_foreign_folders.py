@@ -11,8 +11,11 @@ from graspcl import Buffer
 from graspcl.cache import lock
 from graspcl.cli import main
 from graspcl.errors import GraspError
+from graspcl.experiment import RunFolder
 from graspcl.experiment.loggers import logged
 from graspcl.experiment.tuning import draw_trials
+from graspcl.objects import Objects
+from graspcl.report.read import read_run
 from graspcl.settings.grid import parse_seeds
 from graspcl.workspace.lock import hold
 from graspcl.workspace.overview import RECENT, remember_scores
@@ -61,6 +64,32 @@ def test_a_link_in_a_workspace_leads_nothing_to_be_overwritten(tmp_path, name):
         store.commit("learn", {}, {})
         remember_scores(tmp_path / "shop", np.ones(3), 1)
     assert (tmp_path / "precious").read_text() == "precious" and not (tmp_path / "shop" / name).is_symlink()
+
+
+@pytest.mark.parametrize("target", ["nowhere", "link"])
+def test_a_link_to_nothing_is_damage_of_a_run(tmp_path, target):
+    (tmp_path / "config.toml").write_text("seed = 0")
+    (tmp_path / "summary.json").write_text('{"alpha": 50.0}')
+    assert read_run(tmp_path).problems == ()
+    for name in ("predictions.npz", "metrics.jsonl"):
+        (tmp_path / name).symlink_to(target if target == "nowhere" else name)
+        assert any(problem.startswith(f"{name} cannot be read") for problem in read_run(tmp_path).problems)
+
+
+def test_a_link_to_nothing_among_objects_is_removed(tmp_path):
+    objects = Objects(tmp_path)
+    kept = objects.put({"n": 1})
+    dropped = objects.path(objects.put({"n": 2}))
+    dropped.unlink()
+    dropped.symlink_to("nowhere")
+    objects.keep([kept])
+    assert not dropped.is_symlink() and objects.get(kept) == {"n": 1}
+
+
+def test_what_stands_in_the_way_of_a_file_is_named(tmp_path):
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(GraspError, match=r"it is a folder, not a regular file \(.*metrics\.jsonl\)$"):
+        RunFolder(tmp_path).write_metrics([])
 
 
 def test_trials_are_drawn_from_any_number_of_combinations():
