@@ -2,6 +2,8 @@
 
 import io
 import os
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,11 +13,13 @@ from graspcl import Buffer
 from graspcl.cache import lock
 from graspcl.cli import main
 from graspcl.errors import GraspError
-from graspcl.experiment import RunFolder
+from graspcl.experiment import RunFolder, prepare
 from graspcl.experiment.loggers import logged
 from graspcl.experiment.tuning import draw_trials
 from graspcl.objects import Objects
+from graspcl.progress import Silent
 from graspcl.report.read import read_run
+from graspcl.settings import from_plain
 from graspcl.settings.grid import parse_seeds
 from graspcl.workspace.lock import hold
 from graspcl.workspace.overview import RECENT, remember_scores
@@ -64,6 +68,23 @@ def test_a_link_in_a_workspace_leads_nothing_to_be_overwritten(tmp_path, name):
         store.commit("learn", {}, {})
         remember_scores(tmp_path / "shop", np.ones(3), 1)
     assert (tmp_path / "precious").read_text() == "precious" and not (tmp_path / "shop" / name).is_symlink()
+
+
+def test_a_link_in_a_run_folder_or_the_cache_leads_nothing_to_be_written(tmp_path, monkeypatch):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "stream.npz").symlink_to(tmp_path / "made")
+    RunFolder(tmp_path / "run").clear()  # as a run starts
+    monkeypatch.setenv("GRASPCL_CACHE", str(tmp_path / "cache"))
+    start = from_plain({"name": "toys", "base": {"stages": ["weights(file=a)"]}})
+    monkeypatch.setattr(prepare, "base_preset", lambda config: start)
+    monkeypatch.setattr(prepare, "open_data", lambda config: [SimpleNamespace(fingerprint=lambda: "toys")])
+    monkeypatch.setattr(prepare, "write_weights", lambda config, file, progress: file.write_text("weights"))
+    file = Path(prepare._with_weights(start, Silent()).base.stages[0].parameters["file"])
+    file.unlink()
+    file.symlink_to(tmp_path / "made")
+    prepare._with_weights(start, Silent())
+    assert file.read_text() == "weights" and not file.is_symlink()
+    assert not (tmp_path / "made").exists() and not (tmp_path / "run" / "stream.npz").is_symlink()
 
 
 @pytest.mark.parametrize("target", ["nowhere", "link"])

@@ -143,7 +143,7 @@ class RunFolder:
     def clear(self) -> None:
         """Delete the files of an earlier run; progress.json belongs to the current one."""
         with _disk_errors(self.path):
-            for name in ("summary.json", "metrics.jsonl", "predictions.npz", "drift.npz", "failure.txt"):
+            for name in ("summary.json", "metrics.jsonl", "predictions.npz", "drift.npz", "stream.npz", "failure.txt"):
                 (self.path / name).unlink(missing_ok=True)
             for file in self._checkpoints():
                 self._drop(file)
