@@ -63,6 +63,12 @@ def beside(missing: Path, having: str = "") -> str:
     return f"; did you mean {str(missing.with_name(close[0]))!r}?" if close else ""
 
 
+def cause(error: OSError) -> str:
+    """Return what went wrong with a file, and its name unless it is a partial one, which the user has never seen."""
+    name = str(error.filename or "")
+    return f"{error.strerror or error}" + (f" ({name})" if name and not name.endswith(".part") else "")
+
+
 def check_regular(path: str | Path, status: os.stat_result) -> None:
     """Raise an OSError for a folder, pipe, socket or device."""
     if not stat.S_ISREG(status.st_mode):

@@ -128,7 +128,7 @@ class Objects:
             drop_unfinished(folder)
         for path in self.folder.glob("*/*"):
             if path not in kept:
-                freed += path.stat().st_size
+                freed += path.lstat().st_size  # it may be a link to nothing
                 path.unlink()
         return freed
 

@@ -31,6 +31,8 @@ def vector_network(width=8):
         (["run", "groceries", "--buffer", DIGITS], "is not a size"),
         (["show", "groceries", "--name", LONG], "a setting has at most 4,096 characters"),
         (["run", LONG], "File name too long"),
+        (["run", "groceries", "--name", "a\udcff"], r"name is 'a\udcff', which is not UTF-8"),
+        (["tune", "groceries", "--search", "name=\udcff"], "is not UTF-8"),
         (["run", "groceries", "--out", "a\0b"], "an argument has a NUL character"),
         (["run", "groceries", "--out", LONG, "--scale", "smoke"], "File name too long"),
         (["report", LONG], "File name too long"),

@@ -112,6 +112,26 @@ def test_predict_says_what_is_unknown(graspcl, photos, shop):
     assert "unknown" not in found[0] and found[0]["classes"][0]["class"] == lines[1].split(",")[1]
 
 
+def test_damage_of_the_current_version_is_told_by_all_that_use_the_one_before(graspcl, photos, shop, tmp_path):
+    graspcl("learn", "shop", photos / "week-2", "--updates", "1")
+    newest = max(
+        (tmp_path / "shop" / "objects").rglob("*.*"),
+        key=lambda file: (file.stat().st_size > 10**6, file.stat().st_mtime_ns),
+    )
+    newest.write_bytes(b"damaged")
+    for use in (("predict", "shop", photos / "week-1"), ("evaluate", "shop", photos / "week-1"),
+                ("export", "shop", "a.safetensors")):  # fmt: skip
+        assert "predicting as before the change of" in graspcl(*use)
+
+
+def test_without_its_database_a_workspace_is_read_from_the_copy(graspcl, photos, shop, tmp_path):
+    file, *_ = (photos / "week-1").glob("*/*")
+    before = graspcl("predict", "shop", file)
+    (tmp_path / "shop" / "workspace.db").unlink()
+    assert graspcl("predict", "shop", file) == before
+    assert "1 change of shop" in graspcl("report", "shop")
+
+
 def test_evaluate(graspcl, photos, shop):
     said = graspcl("evaluate", "shop", photos / "week-2")
     assert "expected calibration error" in said and "accuracy" in said

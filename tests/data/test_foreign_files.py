@@ -216,6 +216,12 @@ def test_pixels_are_counted_before_anything_is_decoded() -> None:
     assert kept.tolist() == [1] and "it has 56,000,000 pixels, more than 50,000,000 (set GRASPCL_MAX_PI" in problems[0]
 
 
+def test_pillow_does_not_warn_of_what_is_counted(tmp_path: Path) -> None:
+    """Tests make warnings errors, which would be the reason that is told."""
+    (tmp_path / "bomb.png").write_bytes(png_bomb(13_000, 13_000))
+    assert "it has 169,000,000 pixels, more than 50,000,000" in decode_some([tmp_path / "bomb.png"], 8)[2][0]
+
+
 def test_bombs_take_no_memory(tmp_path: Path) -> None:
     (tmp_path / "bomb.png").write_bytes(png_bomb(9_000, 9_000))
     zip_bomb(tmp_path / "bomb.zip", 2**31)
@@ -382,6 +388,10 @@ def test_a_small_parquet_file_may_not_become_large(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("GRASPCL_MAX_RATIO", "1")
     pq.write_table(pa.table({"text": [f"{n} {'x' * 9000}" for n in range(9)], "label": [1] * 9}), file)
     with pytest.raises(GraspError, match="is not read: it unpacks to"):
+        TextTable(file)
+    monkeypatch.delenv("GRASPCL_MAX_RATIO")
+    pq.write_table(pa.table({"text": ["x" * 1000] * 3000, "label": [1] * 3000}), file)  # of which it has one
+    with pytest.raises(GraspError, match="is not read: it unpacks to 3,000,000 bytes, more than 100 times its size"):
         TextTable(file)
     pq.write_table(pa.table({"text": [["x"], ["y"]], "label": [1, 2]}), file)
     with pytest.raises(GraspError, match=r"its column 'text' is a list<.*>, not texts"):

@@ -2,6 +2,8 @@
 
 import io
 import os
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,8 +13,13 @@ from graspcl import Buffer
 from graspcl.cache import lock
 from graspcl.cli import main
 from graspcl.errors import GraspError
+from graspcl.experiment import RunFolder, prepare
 from graspcl.experiment.loggers import logged
 from graspcl.experiment.tuning import draw_trials
+from graspcl.objects import Objects
+from graspcl.progress import Silent
+from graspcl.report.read import read_run
+from graspcl.settings import from_plain
 from graspcl.settings.grid import parse_seeds
 from graspcl.workspace.lock import hold
 from graspcl.workspace.overview import RECENT, remember_scores
@@ -61,6 +68,49 @@ def test_a_link_in_a_workspace_leads_nothing_to_be_overwritten(tmp_path, name):
         store.commit("learn", {}, {})
         remember_scores(tmp_path / "shop", np.ones(3), 1)
     assert (tmp_path / "precious").read_text() == "precious" and not (tmp_path / "shop" / name).is_symlink()
+
+
+def test_a_link_in_a_run_folder_or_the_cache_leads_nothing_to_be_written(tmp_path, monkeypatch):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "stream.npz").symlink_to(tmp_path / "made")
+    RunFolder(tmp_path / "run").clear()  # as a run starts
+    monkeypatch.setenv("GRASPCL_CACHE", str(tmp_path / "cache"))
+    start = from_plain({"name": "toys", "base": {"stages": ["weights(file=a)"]}})
+    monkeypatch.setattr(prepare, "base_preset", lambda config: start)
+    monkeypatch.setattr(prepare, "open_data", lambda config: [SimpleNamespace(fingerprint=lambda: "toys")])
+    monkeypatch.setattr(prepare, "write_weights", lambda config, file, progress: file.write_text("weights"))
+    file = Path(prepare._with_weights(start, Silent()).base.stages[0].parameters["file"])
+    file.unlink()
+    file.symlink_to(tmp_path / "made")
+    prepare._with_weights(start, Silent())
+    assert file.read_text() == "weights" and not file.is_symlink()
+    assert not (tmp_path / "made").exists() and not (tmp_path / "run" / "stream.npz").is_symlink()
+
+
+@pytest.mark.parametrize("target", ["nowhere", "link"])
+def test_a_link_to_nothing_is_damage_of_a_run(tmp_path, target):
+    (tmp_path / "config.toml").write_text("seed = 0")
+    (tmp_path / "summary.json").write_text('{"alpha": 50.0}')
+    assert read_run(tmp_path).problems == ()
+    for name in ("predictions.npz", "metrics.jsonl"):
+        (tmp_path / name).symlink_to(target if target == "nowhere" else name)
+        assert any(problem.startswith(f"{name} cannot be read") for problem in read_run(tmp_path).problems)
+
+
+def test_a_link_to_nothing_among_objects_is_removed(tmp_path):
+    objects = Objects(tmp_path)
+    kept = objects.put({"n": 1})
+    dropped = objects.path(objects.put({"n": 2}))
+    dropped.unlink()
+    dropped.symlink_to("nowhere")
+    objects.keep([kept])
+    assert not dropped.is_symlink() and objects.get(kept) == {"n": 1}
+
+
+def test_what_stands_in_the_way_of_a_file_is_named(tmp_path):
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(GraspError, match=r"it is a folder, not a regular file \(.*metrics\.jsonl\)$"):
+        RunFolder(tmp_path).write_metrics([])
 
 
 def test_trials_are_drawn_from_any_number_of_combinations():

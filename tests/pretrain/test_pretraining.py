@@ -152,6 +152,15 @@ def test_a_damaged_result_is_computed_again(tmp_path: Path) -> None:
     assert [epoch["loss"] for epoch in again["epochs"]] == [epoch["loss"] for epoch in log["epochs"]]
 
 
+def test_a_link_in_place_of_the_result_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "network.safetensors").symlink_to(tmp_path / "precious")
+    pretrain_once(tiny(classes=4), tmp_path / "cache", *arguments("supervised"))
+    assert (tmp_path / "precious").read_text() == "precious"
+    assert not (tmp_path / "cache" / "network.safetensors").is_symlink()
+
+
 def test_training_can_start_from_weights(tmp_path: Path) -> None:
     first, second = tiny(), tiny(1)
     make_trainer(first, *arguments("swav")).run()

@@ -317,6 +317,8 @@ def test_a_damaged_version_is_not_used(shop):
     again = Workspace.open(shop.folder, progress=notes)
     assert np.array_equal(again.predict(ASKED).probabilities, before)
     assert name in notes.lines[0] and "predicting as before the change of" in notes.lines[0]
+    with pytest.warns(UserWarning, match=f"{name}.*predicting as before the change of"):
+        Workspace.open(shop.folder).predict(ASKED)
     with pytest.raises(GraspError, match=f"{name}.*take the last change back with `graspcl undo`"):
         again.learn(texts("music", 0, 20), ["music"] * 20)
     assert [name in line for line in again.verify()] == [True]

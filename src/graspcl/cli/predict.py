@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
 from cyclopts import Parameter
 
 from graspcl.cli.options import AtLeastOne, Plugins, load_plugins
+from graspcl.cli.workspace import is_workspace
 from graspcl.errors import GraspError, nearest
 from graspcl.files import beside, bounded_lines, inert_cell
 from graspcl.limits import limit
@@ -135,7 +136,7 @@ class _Told(Silent):
 
 def _load(folder: Path) -> Learned | Workspace:
     """Open what predicts: a workspace, or a run."""
-    if (folder / "workspace.db").is_file():
+    if is_workspace(folder):
         from graspcl.workspace import Workspace
 
         return Workspace.open(folder, progress=_Told())

@@ -39,6 +39,7 @@ def report(
     samples
         Show samples that GRASP rehearsed first and last, if the data of the runs are available.
     """
+    from graspcl.cli.workspace import is_workspace, write_report
     from graspcl.errors import GraspError
     from graspcl.experiment.run_samples import open_samples
     from graspcl.report import gather, write_page
@@ -48,9 +49,7 @@ def report(
 
     if format == "html" and output is not None and output.is_dir():
         raise GraspError(f"--output must be a file, but {output} is a folder; try {output / 'report.html'}")
-    if len(runs) == 1 and (runs[0] / "workspace.db").is_file():
-        from graspcl.cli.workspace import write_report
-
+    if len(runs) == 1 and is_workspace(runs[0]):
         if format != "html":
             raise GraspError(f"--format {format}: the report of a workspace is an HTML page; remove the option")
         write_report(runs[0], output or _page(f"{runs[0].resolve().name}-report.html"))

@@ -110,6 +110,8 @@ def _parse_search(text: str) -> Space:
     {'optimiser.lr': [0.001, 0.1], 'learner': ['siesta', 'derpp']}
     """
     space: Space = {}
+    if text.encode(errors="ignore").decode() != text:  # the file of the outcome repeats it
+        raise GraspError(f"--search {text!r} is not UTF-8")
     for part in filter(None, map(str.strip, text.split(";"))):
         name, _, values = part.partition("=")
         space[name.strip()] = [parse(value.strip()) for value in values.split(",") if value.strip()]

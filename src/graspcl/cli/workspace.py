@@ -231,14 +231,18 @@ def export(workspace: Shop, file: Path, /) -> None:
     file
         Name of the file. It ends in .onnx or .safetensors.
     """
-    from graspcl.workspace import Workspace
-
-    difference = Workspace.open(workspace).export(file)
+    with _opened(workspace) as shop:
+        difference = shop.export(file)
     compared = "" if difference is None else f"; onnxruntime's probabilities differ by at most {difference:.1g}"
     print(f"wrote {file}: {file.stat().st_size / 1e6:.1f} MB{compared}")
 
 
 # -- what several commands share ---------------------------------------------------------------------------------------
+
+
+def is_workspace(folder: Path) -> bool:
+    """Whether a folder holds a workspace. Its database may be lost: then the copy is read."""
+    return any((folder / name).is_file() for name in ("workspace.db", "workspace.backup"))
 
 
 class _opened:

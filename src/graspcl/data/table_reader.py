@@ -222,15 +222,20 @@ def _json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _read_parquet(path: Path, wanted: Wanted) -> Iterator[Record]:
     parquet, pyarrow = require("pyarrow.parquet", "text"), require("pyarrow", "text")
-    names, rows = [name for _, name in wanted], count(1)
+    names, rows, size, unpacked = [name for _, name in wanted], count(1), os.path.getsize(path), 0
     try:
         with parquet.ParquetFile(path) as file:
             check_columns(str(path), file.schema_arrow.names, wanted)
-            if fault := _parquet_fault(file, names, os.path.getsize(path)):
+            if fault := _parquet_fault(file, names, size):
                 raise GraspError(f"{path} is not read: {fault}")
         with parquet.ParquetFile(path, read_dictionary=names) as file:
             for batch in file.iter_batches(columns=names):
-                for values in zip(*(_arrow_values(batch.column(name)) for name in names), strict=True):
+                columns = [_arrow_values(batch.column(name)) for name in names]
+                # Sizes in the file count a text once, however many rows name it.
+                unpacked += sum(len(value) for value in chain(*columns) if isinstance(value, str | bytes))
+                if fault := unpacks_too_far(size, unpacked):
+                    raise GraspError(f"{path} is not read: {fault}")
+                for values in zip(*columns, strict=True):
                     yield Record(next(rows), values)
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         reason = " ".join(str(error).split())

@@ -35,6 +35,7 @@ from graspcl.checks import Array
 from graspcl.distributed import Ranks, text_digest
 from graspcl.errors import GraspError
 from graspcl.experiment.checkpoints import Segments, Stored
+from graspcl.files import cause
 from graspcl.integrity import CHECKSUMS, Damaged, list_texts, listed_checksums, pack_arrays, read_arrays, read_text
 from graspcl.settings.config import Config, as_plain, identity
 from graspcl.settings.read import flatten, from_plain, read_toml, settled
@@ -142,7 +143,7 @@ class RunFolder:
     def clear(self) -> None:
         """Delete the files of an earlier run; progress.json belongs to the current one."""
         with _disk_errors(self.path):
-            for name in ("summary.json", "metrics.jsonl", "predictions.npz", "drift.npz", "failure.txt"):
+            for name in ("summary.json", "metrics.jsonl", "predictions.npz", "drift.npz", "stream.npz", "failure.txt"):
                 (self.path / name).unlink(missing_ok=True)
             for file in self._checkpoints():
                 self._drop(file)
@@ -347,7 +348,7 @@ def _disk_errors(path: Path) -> Iterator[None]:
     except Damaged as error:
         raise GraspError(f"the run folder {path} cannot be written: {error}") from error
     except OSError as error:
-        raise GraspError(f"the run folder {path} cannot be written: {error.strerror}") from error
+        raise GraspError(f"the run folder {path} cannot be written: {cause(error)}") from error
 
 
 def environment() -> dict[str, Any]:

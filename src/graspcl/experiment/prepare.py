@@ -177,6 +177,7 @@ def _with_weights(config: Config, progress: Progress) -> Config:
     with lock(file.parent / "lock", progress=progress):
         if not file.exists():
             progress.note(f"{config.name} starts from the base training of {start.name}, on {start.data.path}")
+            file.unlink(missing_ok=True)  # a link to nothing would stay, and what it leads to be made
             write_weights(start, file, progress)
     stage, *rest = config.base.stages
     loaded = Part("weights", {"file": str(file), "seen": stage.parameters.get("seen", "refuse")})

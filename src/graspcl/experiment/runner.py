@@ -31,7 +31,7 @@ from graspcl.policy import Budget
 from graspcl.progress import Progress, Silent
 from graspcl.random import generator
 from graspcl.settings.config import Config, as_plain
-from graspcl.settings.read import settled
+from graspcl.settings.read import flatten, settled
 from graspcl.settings.rules import check
 from graspcl.state import copied
 from graspcl.stream import save_stream
@@ -83,6 +83,9 @@ def run(
 def check_run(config: Config) -> None:
     """Refuse settings that cannot work, and loggers that are not installed, before anything is read."""
     check(config)
+    for name, value in flatten(as_plain(config)).items():
+        if isinstance(value, str) and value.encode(errors="ignore").decode() != value:  # a path may be any bytes
+            raise GraspError(f"{name} is {value!r}, which is not UTF-8, so no run can store it: change the name")
     make_loggers(config.log)
 
 

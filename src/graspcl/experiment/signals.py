@@ -15,8 +15,8 @@ class StopSignals:
 
     `asked` is the signal that came. `leave` delivers it to whoever handled it before. A second signal is delivered at
     once; in a worker process it is ignored, since the parent kills workers that it does not wait for. Signals that were
-    ignored before, and those of a run outside the main thread, are left alone. `unless` ends what `note` is told about the
-    checkpoint.
+    ignored before, and those of a run outside the main thread, are left alone. `unless` ends what `note` is told about
+    the checkpoint.
     """
 
     def __init__(self, note: Callable[[str], None], unless: str = "") -> None:
@@ -46,7 +46,9 @@ class StopSignals:
         if self.asked is None:
             self.asked = number
             with contextlib.suppress(RuntimeError):  # the signal came amid a line of output
-                self._note(f"stopping: a checkpoint is saved first{self._unless}; press Ctrl-C again to leave without one")
+                self._note(
+                    f"stopping: a checkpoint is saved first{self._unless}; press Ctrl-C again to leave without one"
+                )
         elif multiprocessing.parent_process() is None:
             self.leave()
 

@@ -126,6 +126,7 @@ def pretrain_once(
         trainer.run(save, advance)
     log = {"method": method, "epochs": [vars(epoch) for epoch in trainer.log]}
     try:
+        file.unlink(missing_ok=True)  # a link would stay, and the file that it leads to be replaced
         save_weights(network, file, settings=log)
         checkpoint.unlink(missing_ok=True)  # not earlier: until now, the training could resume from it
     except (GraspError, OSError) as error:

@@ -257,7 +257,7 @@ def read_run(path: Path, arrays: bool = True) -> Run:
     def read(name: str, parse: Callable[[Path], Any]) -> Any:
         """Return the content of a file, None if it is missing or cannot be read."""
         try:
-            return parse(path / name) if (path / name).exists() else None
+            return parse(path / name) if os.path.lexists(path / name) else None  # a link to nothing is damage
         except _UNREADABLE as error:
             problems.append(f"{name} cannot be read ({str(error)[:200] or type(error).__name__})")
             return None

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from graspcl.cache import open_lock
 from graspcl.errors import GraspError
+from graspcl.files import cause
 
 _PAUSE = 0.1  # seconds between two attempts
 
@@ -30,7 +31,7 @@ def hold(file: Path, wait: float = 0.0) -> FileIO:
     try:
         opened = open_lock(file)
     except OSError as error:
-        raise GraspError(f"the workspace {folder} cannot be written: {error.strerror}") from error
+        raise GraspError(f"the workspace {folder} cannot be written: {cause(error)}") from error
     try:
         until = time.monotonic() + wait
         while not _taken(opened):

@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from graspcl.errors import GraspError
-from graspcl.files import beside
+from graspcl.files import beside, cause
 from graspcl.integrity import Damaged
 from graspcl.objects import Objects, names_in
 from graspcl.state import drop_unfinished, sync_folder, write_whole
@@ -424,6 +424,6 @@ def _disk_errors(folder: Path) -> Iterator[None]:
     except Damaged:
         raise
     except OSError as error:
-        raise GraspError(f"the workspace {folder} cannot be written: {error.strerror}") from error
+        raise GraspError(f"the workspace {folder} cannot be written: {cause(error)}") from error
     except sqlite3.Error as error:
         raise GraspError(f"the workspace {folder} cannot be written: {error}") from error

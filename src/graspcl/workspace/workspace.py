@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
@@ -204,7 +205,10 @@ class Workspace:
         except GraspError as error:
             if store.head is None or (sound := store.last_good()).number == store.head.number:
                 raise
-            self.progress.note(f"{error}; predicting as before the change of {store.head.time}")
+            said = f"{error}; predicting as before the change of {store.head.time}"
+            self.progress.note(said)
+            if type(self.progress) is Silent:  # whoever shows no notes must know all the same
+                warnings.warn(said, stacklevel=4)
             self._predicting = sound.number
             return load_classifier(store, sound.manifest)
 
