@@ -11,7 +11,6 @@ import contextlib
 import io
 import re
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -149,8 +148,6 @@ def _opened(source: Stored) -> Iterator[Any]:
     """Open an image of `FORMATS`; refuse a JPEG with too many scans. Each scan takes as long as decoding all pixels."""
     from PIL import Image
 
-    # Pixels are counted before they are decoded; Pillow would add two lines to ours.
-    warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
     file = io.BytesIO(source) if isinstance(source, bytes) else open_regular(source)
     with file, Image.open(file, formats=FORMATS) as image:
         if image.format in ("JPEG", "MPO"):

@@ -169,3 +169,12 @@ def test_torchrun_does_not_repeat_a_command_in_each_of_its_processes(graspcl, mo
     assert "predict works in one process: start it without torchrun" in graspcl("predict", "shop", "a.jpg", code=2)
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert "torchrun" not in graspcl("predict", "shop", "a.jpg", code=2)
+
+
+def test_pillow_does_not_warn_of_pixels_that_are_counted(graspcl, tmp_path):
+    image = pytest.importorskip("PIL.Image", reason="needs graspcl[images]")
+    image.new("1", (10_000, 10_000)).save(tmp_path / "large.png")
+    with pytest.raises(Warning, match="decompression bomb"):
+        image.open(tmp_path / "large.png")
+    graspcl("--version")
+    image.open(tmp_path / "large.png").close()

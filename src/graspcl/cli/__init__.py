@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
@@ -33,6 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     from graspcl.cli.app import app
 
+    # Pixels are counted before they are decoded; Pillow would add two lines to ours.
+    warnings.filterwarnings("ignore", "Image size .* exceeds limit")
     before = signal.signal(signal.SIGTERM, _stop)
     try:
         try:
