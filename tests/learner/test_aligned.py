@@ -14,7 +14,7 @@ from graspcl.learner.aligned import _half
 from graspcl.learner.logistic import logistic_rows
 from graspcl.learner.moments import Moments, Movement, discriminant_rows
 from graspcl.learner.rehearsal import Batch, Rehearsal
-from graspcl.model import make_network, vector_network
+from graspcl.model import vector_network
 from graspcl.policy import Budget, UniformBalanced
 
 WIDTH, CLASSES = 6, 5
@@ -277,16 +277,6 @@ def test_a_head_that_is_too_large_is_not_corrected(monkeypatch):
     learned.observe(inputs, labels)
     learned.rehearse(Budget(5, 16))
     assert (learned.predict(inputs) == labels).mean() > 0.5
-
-
-def test_a_head_that_knows_lost_samples_is_not_corrected(monkeypatch):
-    inputs, labels = samples()
-    learned = learner(capacity=60)
-    learned.observe(inputs[:50], labels[:50])
-    learned.rehearse(Budget(5, 16))
-    monkeypatch.setattr(aligned, "logistic_rows", lambda *_, **__: pytest.fail("the head was corrected"))
-    learned.observe(inputs[50:], labels[50:])
-    learned.rehearse(Budget(5, 16))
 
 
 def test_the_head_is_corrected_when_classes_are_relearned(monkeypatch):

@@ -22,7 +22,17 @@ from graspcl.buffer import Buffer, Codes
 from graspcl.checks import Array, checked
 from graspcl.learner.learner import Learner, learners
 from graspcl.learner.logistic import logistic_rows
-from graspcl.learner.moments import Judged, Moments, Movement, Rows, calibrated, discriminant_rows, lowest, scaled_rows
+from graspcl.learner.moments import (
+    Judged,
+    Moments,
+    Movement,
+    Rows,
+    averaged,
+    calibrated,
+    discriminant_rows,
+    lowest,
+    scaled_rows,
+)
 from graspcl.learner.optimiser import Optimiser
 from graspcl.learner.rehearsal import Batch
 from graspcl.model import Execution, LinearHead, Outputs, SplitNetwork
@@ -57,7 +67,8 @@ class Aligned(Learner):
        as it came, whose sums are exact for all samples ever seen, to those of today. It is fitted on the stored
        samples, which then all pass through both networks.
     4. The head after a session is the mean of the discriminant and a logistic regression on the features of stored
-       samples. Both are linear, so the mean costs no more than one of them to predict with.
+       samples. Both are linear, so the mean costs no more than one of them to predict with. Where samples are lost, the
+       regression counts less.
 
     Shrinkage and temperature of the discriminant are those under which each half's rows make the other half's classes
     likeliest. So the logits are calibrated.
@@ -283,29 +294,19 @@ class Aligned(Learner):
     def _correct(self, now: _Measured) -> None:
         """Average the discriminant with a logistic regression on the samples whose features were kept.
 
-        Both are scaled until their logits are equally large, to the geometric mean of what they were: samples that were
-        trained make the discriminant too sure of itself, and the penalty makes the regression too unsure.
+        Where samples are lost, the discriminant knows them and the regression does not: it counts half the share of the
+        samples that is stored.
         """
         features, targets, _ = now.kept()
         if not self._corrects or not len(targets):
             return
+        number, some = len(self.classes), features[_spread(np.arange(len(features)), _COMPARED)]
         # In double precision, because rounding would end the search at another place on each number of ranks.
-        features, number = features.double(), len(self.classes)
-        heads = [
-            torch.cat([weight.cpu().double(), bias.cpu().double()[:, None]], 1)
-            for weight, bias in (
-                (self.network.head.weight, self.network.head.bias),
-                logistic_rows(features, targets, number, _STRENGTH, steps=_STEPS),
-            )
-        ]
-        some, known = features[_spread(np.arange(len(features)), _COMPARED)], torch.bincount(targets, minlength=number) > 0
-        sizes = [float(F.linear(some, head[known, :-1], head[known, -1]).var(1, unbiased=False).mean().sqrt()) for head in heads]
-        if not min(sizes) > 0:  # a single class
-            return
-        middle = (sizes[0] * sizes[1]) ** 0.5
-        discriminant, regression = (head * middle / size for head, size in zip(heads, sizes, strict=True))
-        head = torch.where(known[:, None], (discriminant + regression) / 2, discriminant)
-        self._set_head(head[:, :-1], head[:, -1])
+        regression = logistic_rows(features, targets, number, _STRENGTH, steps=_STEPS, dtype=torch.float64)
+        discriminant = self.network.head.weight.cpu(), self.network.head.bias.cpu()
+        known = torch.bincount(targets, minlength=number) > 0
+        stored = len(self.buffer) / int(self._seen.counts.sum()) if self._has_forgotten else 1.0
+        self._set_head(*averaged(discriminant, regression, stored / 2, some, known))
 
     def _set_head(self, weight: Tensor, bias: Tensor) -> None:
         with torch.no_grad():
