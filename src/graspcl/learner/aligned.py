@@ -43,10 +43,11 @@ _CHUNK = 512  # samples per forward pass
 _TOGETHER = 2048  # samples that are added to the sums at a time
 _MANY = 2048  # stored samples of which one half may judge for both
 _JUDGES = 256  # samples of a half at most on which shrinkage and temperature are chosen
-_LATE = 1 / 3  # share of a session after which features of an update count as those of its end
+_LATE = 1 / 5  # share of a session after which features of an update count as those of its end
 _SHRINKAGES = (1e-3, 1e-2, 0.1, 0.3, 0.6, 0.9)
 _STRENGTH = 300.0  # of the penalty of the logistic regression that corrects the head; 30 to 1,000 are as good
-_STEPS = 12  # of the search for it; more bring little
+_START = 0.1  # share of the discriminant's rows at which the search for it starts
+_STEPS = 6  # of the search; more bring little
 _CORRECT_WITH = 20_000  # samples at most
 _COMPARED = 1_024  # samples at most on which logits of both heads are compared
 _LARGEST_HEAD = 2**21  # weights, above which a correction would take too long and too much memory
@@ -302,8 +303,9 @@ class Aligned(Learner):
             return
         number, some = len(self.classes), features[_spread(np.arange(len(features)), _COMPARED)]
         # In double precision, because rounding would end the search at another place on each number of ranks.
-        regression = logistic_rows(features, targets, number, _STRENGTH, steps=_STEPS, dtype=torch.float64)
         discriminant = self.network.head.weight.cpu(), self.network.head.bias.cpu()
+        start = scaled_rows(discriminant, _START)
+        regression = logistic_rows(features, targets, number, _STRENGTH, start, steps=_STEPS, dtype=torch.float64)
         known = torch.bincount(targets, minlength=number) > 0
         stored = len(self.buffer) / int(self._seen.counts.sum()) if self._has_forgotten else 1.0
         self._set_head(*averaged(discriminant, regression, stored / 2, some, known))
