@@ -2,8 +2,8 @@
 
 A trained head follows the features slowly: after a few hundred updates it hides what rehearsal has improved below it.
 Here it is never trained by updates. It is the linear discriminant of the features, which follows from running sums
-(`Moments`), so it knows a new class at once and fits the features after every session. After a session a logistic
-regression corrects it where the classes are not what a discriminant assumes.
+(`Moments`), so it knows a new class at once and fits the features after every session. After a session it is averaged
+with a logistic regression, which errs on other samples.
 """
 
 from __future__ import annotations
@@ -22,7 +22,17 @@ from graspcl.buffer import Buffer, Codes
 from graspcl.checks import Array, checked
 from graspcl.learner.learner import Learner, learners
 from graspcl.learner.logistic import logistic_rows
-from graspcl.learner.moments import Judged, Moments, Movement, Rows, calibrated, discriminant_rows, lowest, scaled_rows
+from graspcl.learner.moments import (
+    Judged,
+    Moments,
+    Movement,
+    Rows,
+    averaged,
+    calibrated,
+    discriminant_rows,
+    lowest,
+    scaled_rows,
+)
 from graspcl.learner.optimiser import Optimiser
 from graspcl.learner.rehearsal import Batch
 from graspcl.model import Execution, LinearHead, Outputs, SplitNetwork
@@ -33,12 +43,13 @@ _CHUNK = 512  # samples per forward pass
 _TOGETHER = 2048  # samples that are added to the sums at a time
 _MANY = 2048  # stored samples of which one half may judge for both
 _JUDGES = 256  # samples of a half at most on which shrinkage and temperature are chosen
-_LATE = 1 / 3  # share of a session after which features of an update count as those of its end
+_LATE = 1 / 5  # share of a session after which features of an update count as those of its end
 _SHRINKAGES = (1e-3, 1e-2, 0.1, 0.3, 0.6, 0.9)
-_STRENGTHS = (1e3, 100.0, 10.0)  # with which a correction is held to the discriminant
-_STEPS = 8  # of the search for a correction; more bring little
+_STRENGTH = 300.0  # of the penalty of the logistic regression that corrects the head; 30 to 1,000 are about as good
+_START = 0.1  # share of the discriminant's rows at which the search for it starts
+_STEPS = 6  # of the search; more bring little
 _CORRECT_WITH = 20_000  # samples at most
-_CHOOSE_WITH = 1_024  # samples at most on which the strength is chosen
+_COMPARED = 1_024  # samples at most on which logits of both heads are compared
 _LARGEST_HEAD = 2**21  # weights, above which a correction would take too long and too much memory
 
 
@@ -56,9 +67,9 @@ class Aligned(Learner):
        samples that the buffer no longer holds, the sums are predicted: a linear map from the features of the network
        as it came, whose sums are exact for all samples ever seen, to those of today. It is fitted on the stored
        samples, which then all pass through both networks.
-    4. The head after a session is corrected: a logistic regression on the features of stored samples, held to the
-       discriminant by a penalty on the distance from it. Its strength is chosen as the shrinkage is. Where samples
-       are lost the head stays the discriminant, which knows them.
+    4. The head after a session is the mean of the discriminant and a logistic regression on the features of stored
+       samples. Both are linear, so the mean costs no more than one of them to predict with. Where samples are lost, the
+       regression counts less.
 
     Shrinkage and temperature of the discriminant are those under which each half's rows make the other half's classes
     likeliest. So the logits are calibrated.
@@ -66,8 +77,7 @@ class Aligned(Learner):
     Rows of a head that was trained before are not used: a class is known once it has a sample.
 
     Args, besides those of `Learner`; the optimiser is AdamW by default:
-        corrected: whether the head after a session is corrected; otherwise it is the discriminant. By default it is,
-            unless the plastic part has 2-D convolutions: held-out texts and vectors gained, photos did not (docs/log).
+        corrected: whether the head after a session is that mean; otherwise it is the discriminant.
 
     >>> from graspcl import Buffer
     >>> from graspcl.model import vector_network
@@ -80,6 +90,7 @@ class Aligned(Learner):
     1.0
     """
 
+    former = ("strength",)
     optimiser_by_default = Optimiser("adamw", 3e-4, weight_decay=0.01, layer_decay=1.0, schedule="linear")
 
     def __init__(
@@ -91,14 +102,12 @@ class Aligned(Learner):
         rng: np.random.Generator | int = 0,
         device: torch.device | str | None = None,
         execution: Execution | None = None,
-        corrected: bool | None = None,
+        corrected: bool = True,
     ) -> None:
-        self._asked = corrected
+        self.corrected = corrected
         super().__init__(network, buffer, policy, optimiser, rng, device, execution)
 
     def setup(self) -> None:
-        convolutions = any(isinstance(part, nn.Conv2d) for part in self.network.plastic.modules())
-        self.corrected = not convolutions if self._asked is None else self._asked
         self._new_head()
         # What the network computed when it came; its features of a sample never change.
         parts = copy.deepcopy(nn.Sequential(self.network.plastic, self.network.neck))
@@ -107,7 +116,7 @@ class Aligned(Learner):
         self._gone = self._no_moments()  # predicted, of samples that are neither
         self._seen = self._no_moments()  # of all samples, in the original features; nothing where nothing can be gone
         self._crossed: list[Rows] = []  # the rows against which each half trains in the next session
-        self._shrinkage, self._strength = len(_SHRINKAGES) // 2, 0  # their places
+        self._shrinkage = len(_SHRINKAGES) // 2  # its place
         self._stale = False  # whether the head misses samples
         self._now: _Measured | None = None  # within a session, what will replace the halves
 
@@ -276,7 +285,7 @@ class Aligned(Learner):
         weight, bias = scaled_rows(discriminant_rows(first + others[0], _SHRINKAGES[best]), temperature)
         self._set_head(weight, bias)
         self._stale, self._crossed = False, []
-        if now is not None and not self._corrects:
+        if now is not None:
             return  # the next session starts with rows of its own
         for half, moments in enumerate(others):
             # A class without samples in the other half is an exception: it trains against the rows of all samples.
@@ -284,37 +293,22 @@ class Aligned(Learner):
             self._crossed.append((torch.where(known[:, None], own, weight), torch.where(known, shift, bias)))
 
     def _correct(self, now: _Measured) -> None:
-        """Correct the head by a logistic regression on the samples whose features were kept.
+        """Average the discriminant with a logistic regression on the samples whose features were kept.
 
-        The strength is the one under which rows that are corrected with one half make the other likeliest.
+        Where samples are lost, the discriminant knows them and the regression does not: it counts half the share of the
+        samples that is stored.
         """
-        if not self._corrects or self._has_forgotten:
+        features, targets, _ = now.kept()
+        if not self._corrects or not len(targets):
             return
-        features, targets, halves = now.kept()
-        if not len(targets):
-            return
-        few = _spread(np.arange(len(targets)), _CHOOSE_WITH)
-
-        def corrected(rows: Rows, samples: Array, place: int) -> Rows:
-            # In double precision, because rounding would end the search at another place on each number of ranks.
-            there, known = (rows[0].cpu(), rows[1].cpu()), (features[samples].double(), targets[samples])
-            return logistic_rows(*known, len(self.classes), _STRENGTHS[place], towards=there, steps=_STEPS)
-
-        @functools.cache
-        def surprise(place: int) -> float:
-            total = 0.0
-            for half, rows in enumerate(self._crossed):
-                judges, others = few[halves[few] == half], few[halves[few] != half]
-                if not len(judges) or not len(others):
-                    continue
-                weight, bias = corrected(rows, others, place)
-                logits = F.linear(features[judges].double(), weight.double(), bias.double())
-                total += float(F.cross_entropy(logits, targets[judges], reduction="sum"))
-            return total
-
-        self._strength = lowest(surprise, len(_STRENGTHS), self._strength)
-        head = self.network.head.weight, self.network.head.bias
-        self._set_head(*corrected(head, np.arange(len(targets)), self._strength))
+        number, some = len(self.classes), features[_spread(np.arange(len(features)), _COMPARED)]
+        # In double precision, because rounding would end the search at another place on each number of ranks.
+        discriminant = self.network.head.weight.cpu(), self.network.head.bias.cpu()
+        start = scaled_rows(discriminant, _START)
+        regression = logistic_rows(features, targets, number, _STRENGTH, start, steps=_STEPS, dtype=torch.float64)
+        known = torch.bincount(targets, minlength=number) > 0
+        stored = len(self.buffer) / int(self._seen.counts.sum()) if self._has_forgotten else 1.0
+        self._set_head(*averaged(discriminant, regression, stored / 2, some, known))
 
     def _set_head(self, weight: Tensor, bias: Tensor) -> None:
         with torch.no_grad():
@@ -330,11 +324,7 @@ class Aligned(Learner):
             "crossed": {str(n): {"weight": w.clone(), "bias": b.clone()} for n, (w, b) in enumerate(self._crossed)},
             "stale": self._stale,
             "shrinkage": self._shrinkage,
-            "strength": self._strength,
         }
-
-    def assumed(self) -> dict[str, Any]:
-        return {"strength": self._strength}
 
     def load_extra_state(self, state: dict[str, Any]) -> None:
         self._original.load_state_dict(state["original"])
@@ -348,7 +338,7 @@ class Aligned(Learner):
         copied = functools.partial(torch.asarray, device=self.device, copy=True)
         self._crossed = [(copied(rows["weight"]), copied(rows["bias"])) for rows in state["crossed"].values()]
         self._stale = bool(state["stale"])
-        self._shrinkage, self._strength = int(state["shrinkage"]), int(state["strength"])
+        self._shrinkage = int(state["shrinkage"])
 
 
 class _Measured:

@@ -71,6 +71,7 @@ class Learner:
     offline: bool = False  # new samples may exceed the buffer's capacity until the session ends
     coded: bool = False  # raw inputs are predicted through the codec, as stored samples are seen, not as they are
     groups_by: str | None = None  # the buffer's column used for balanced sampling, instead of the class
+    former: ClassVar[tuple[str, ...]] = ()  # parts of its state that earlier versions kept and nothing needs now
     open_session: Callable[..., Session] = Session  # what a policy sees of a session
     after_backward: Callable[[], None] | None = None  # called between the backward pass and the update on it
 
@@ -326,7 +327,7 @@ class Learner:
 
         Without `copy`, what the buffer stores is not copied: nobody else may use these arrays.
         """
-        state = {**self.assumed(), **state}
+        state = {**self.assumed(), **{name: part for name, part in state.items() if name not in self.former}}
         since = state.pop("since", None)  # where earlier versions stored it
         expected = {"network", "classes", "buffer", "policy", "rng", *self.extra_state()}
         if expected != state.keys():

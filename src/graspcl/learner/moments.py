@@ -194,6 +194,28 @@ def scaled_rows(rows: Rows, factor: float) -> Rows:
     return (factor * weight).float(), bias.float()
 
 
+def averaged(first: Rows, second: Rows, weight: float, features: torch.Tensor, known: torch.Tensor) -> Rows:
+    """Return the mean of two heads, after both are scaled until their logits for `features` [n, D] are equally large.
+
+    The second has this `weight`, the first the rest. They become as large as the geometric mean of what they were, which calibrates the mean where one head is too sure
+    of itself and the other not sure enough. Classes that the second does not know keep their row of the first; `known`
+    [K] tells.
+    """
+    features = features.double()
+
+    def size(rows: Rows) -> float:
+        logits = F.linear(features, rows[0].double(), rows[1].double())[:, known]
+        return float(logits.var(1, unbiased=False).mean().sqrt())
+
+    sizes = size(first), size(second)
+    if not min(sizes) > 0:  # a single class
+        return first
+    middle = (sizes[0] * sizes[1]) ** 0.5
+    scaled = scaled_rows(first, middle / sizes[0]), scaled_rows(second, middle / sizes[1])
+    share = weight * known.float()
+    return torch.lerp(scaled[0][0], scaled[1][0], share[:, None]), torch.lerp(scaled[0][1], scaled[1][1], share)
+
+
 def mean_rows(moments: Moments) -> Rows:
     """Return weights and biases whose largest logit belongs to the nearest class mean."""
     means = moments.means
