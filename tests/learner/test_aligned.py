@@ -14,7 +14,7 @@ from graspcl.learner.aligned import _half
 from graspcl.learner.logistic import logistic_rows
 from graspcl.learner.moments import Moments, Movement, discriminant_rows
 from graspcl.learner.rehearsal import Batch, Rehearsal
-from graspcl.model import vector_network
+from graspcl.model import make_network, vector_network
 from graspcl.policy import Budget, UniformBalanced
 
 WIDTH, CLASSES = 6, 5
@@ -166,7 +166,7 @@ def test_features_of_late_updates_replace_a_pass_over_their_samples():
     learned = learner(policy=UniformBalanced(replace=False), lr=1e-9)
     learned.observe(inputs, labels)
     log = learned.rehearse(Budget(10, 20))
-    late = len(np.unique(log.picks[2:]))
+    late = len(np.unique(log.picks[4:]))
     assert log.costs.training_forward == 200 + (200 - late)
     assert sum(float(half.counts.sum()) for half in learned._halves) == 200
     exact = Moments(learned.network.head.features).add(features(learned, inputs), torch.from_numpy(labels))
@@ -291,6 +291,13 @@ def test_the_head_is_corrected_when_classes_are_relearned(monkeypatch):
         logits.append(one.outputs(one.encode(inputs), "logits"))
     losses = [float(F.cross_entropy(values, torch.from_numpy(labels))) for values in logits]
     assert losses[0] < 0.97 * losses[1]
+
+
+def test_by_default_the_head_is_corrected_unless_the_plastic_part_has_convolutions():
+    photos = make_network("efficientnet_lite0", pretrained=False, generator=torch.Generator().manual_seed(0))
+    assert not Aligned(photos, Buffer()).corrected
+    assert Aligned(photos, Buffer(), corrected=True).corrected
+    assert learner().corrected
 
 
 def test_states_with_the_strength_of_an_earlier_correction_are_read():

@@ -197,9 +197,9 @@ def scaled_rows(rows: Rows, factor: float) -> Rows:
 def averaged(first: Rows, second: Rows, weight: float, features: torch.Tensor, known: torch.Tensor) -> Rows:
     """Return the mean of two heads, after both are scaled until their logits for `features` [n, D] are equally large.
 
-    The second has this `weight`, the first the rest. They become as large as the geometric mean of what they were, which calibrates the mean where one head is too sure
-    of itself and the other not sure enough. Classes that the second does not know keep their row of the first; `known`
-    [K] tells.
+    The second has this `weight`, the first the rest. They become as large as the geometric mean of what they were: the
+    one may be too sure of itself, and the other not sure enough. Classes that the second does not know keep their row
+    of the first; `known` [K] tells.
     """
     features = features.double()
 
