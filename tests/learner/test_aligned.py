@@ -279,6 +279,17 @@ def test_a_head_that_is_too_large_is_not_corrected(monkeypatch):
     assert (learned.predict(inputs) == labels).mean() > 0.5
 
 
+def test_where_samples_were_lost_the_regression_counts_half_the_share_that_is_stored(monkeypatch):
+    weights = []
+    monkeypatch.setattr(aligned, "averaged", lambda first, second, weight, *rest: weights.append(weight) or first)
+    inputs, labels = samples()
+    for capacity in (None, 60):
+        learned = learner(capacity=capacity)
+        learned.observe(inputs, labels)
+        learned.rehearse(Budget(5, 16))
+    assert weights == [0.5, 0.5 * 60 / 200]
+
+
 def test_the_head_is_corrected_when_classes_are_relearned(monkeypatch):
     monkeypatch.setattr(aligned, "_STRENGTH", 1.0)
     inputs, labels = lopsided(2000, seed=0)

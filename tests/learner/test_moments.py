@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose
+from torch.nn import functional as F
 
-from graspcl.learner.moments import Moments, discriminant_rows, ridge_rows, solve, squared_error
+from graspcl.learner.moments import Moments, averaged, discriminant_rows, ridge_rows, solve, squared_error
 
 RNG = np.random.default_rng(0)
 LABELS = RNG.integers(4, size=90)
@@ -102,3 +103,33 @@ for rows in (lambda: discriminant_rows(moments, 0.1), lambda: ridge_rows(moments
 def test_ten_thousand_classes_of_2048_features_fit_into_2_gb():
     subprocess.run([sys.executable, "-c", LARGE], check=True)
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 < 2e9
+
+
+def test_the_mean_of_two_heads_has_logits_of_the_geometric_mean_of_their_sizes():
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(50, 4, generator=generator)
+    first, second = ((factor * torch.randn(3, 4, generator=generator), torch.zeros(3)) for factor in (9.0, 1.0))
+
+    def logits(rows):
+        found = F.linear(features, rows[0].float(), rows[1].float())
+        return found - found.mean(1, keepdim=True)
+
+    def size(values):
+        return values.square().mean().sqrt()
+
+    everyone = torch.ones(3, dtype=torch.bool)
+    one, other = (logits(averaged(first, second, weight, features, everyone)) for weight in (0.0, 1.0))
+    middle = (size(logits(first)) * size(logits(second))).sqrt()
+    for found, rows in ((one, first), (other, second)):
+        assert torch.allclose(found, logits(rows) * middle / size(logits(rows)), atol=1e-4)
+    assert torch.allclose(
+        logits(averaged(first, second, 0.25, features, everyone)), 0.75 * one + 0.25 * other, atol=1e-4
+    )
+
+
+def test_a_class_that_the_second_head_does_not_know_keeps_its_row():
+    features = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
+    first, second = (torch.eye(3, 4), torch.zeros(3)), (torch.ones(3, 4).cumsum(0) @ torch.eye(4), torch.ones(3))
+    weight, _ = averaged(first, second, 0.5, features, torch.tensor([True, True, False]))
+    own, _ = averaged(first, second, 0.0, features, torch.tensor([True, True, False]))
+    assert torch.equal(weight[2], own[2]) and not torch.equal(weight[0], own[0])
