@@ -78,7 +78,7 @@ class Aligned(Learner):
 
     Args, besides those of `Learner`; the optimiser is AdamW by default:
         corrected: whether the head after a session is that mean; otherwise it is the discriminant. By default it is,
-            unless the plastic part has 2-D convolutions: there it takes a session a tenth longer and brings less.
+            unless the plastic part has 2-D convolutions: there it takes a session up to a tenth longer and brings less.
 
     >>> from graspcl import Buffer
     >>> from graspcl.model import vector_network
