@@ -171,3 +171,12 @@ def inert_cell(cell: str) -> str:
     ["'=1+1", "'@home/1.jpg", '-1.5', 'cat']
     """
     return f"'{cell}" if re.match(r"[=+\-@\t\r\n]", cell) and not re.fullmatch(r"[+-]?\d+(\.\d*)?", cell) else cell
+
+
+def one_line(text: str) -> str:
+    """Return text, such as a message with a foreign name, in one line that does not control the terminal.
+
+    >>> one_line("a\\nb")
+    'a\\\\nb'
+    """
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)

@@ -1,6 +1,7 @@
 """The commands of a workspace, end to end on grocery photos and a small network."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -195,5 +196,7 @@ def test_names_with_line_breaks_stay_in_their_line(graspcl, tmp_path, shop):
     from graspcl import Workspace
 
     Workspace.open(tmp_path / "shop").rename("Anjou", "a\nb\x1b[31m")
-    said = graspcl("status", "shop")
-    assert "a\\nb\\x1b[31m" in said and "\x1b[31m" not in said
+    (tmp_path / "c\nd\x1b[31m.png").write_text("no image")
+    for command, code in (("status shop", 0), ("forget shop unlike", 2), ("predict shop c\nd\x1b[31m.png --json", 2)):
+        said = graspcl(*command.split(" "), code=code)
+        assert re.search(r"[ac]\\n[bd]\\x1b\[31m", said) and "\x1b[31m" not in said
