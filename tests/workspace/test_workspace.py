@@ -328,6 +328,20 @@ def test_a_damaged_version_is_not_used(shop):
     assert again.verify() == []
 
 
+def test_a_change_whose_history_is_damaged_is_taken_back(shop):
+    before = shop.predict(ASKED).probabilities
+    shop.learn(texts("car", 0, 20), ["car"] * 20, updates=1)
+    with Store.open(shop.folder) as store:
+        name = store.head.manifest["history"].removeprefix("object:")
+    (file,) = shop.folder.rglob(f"{name}*")
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(GraspError, match=f"{name}.*take the last change back with `graspcl undo`"):
+        shop.status()
+    told = shop.undo()
+    assert (told["verb"], told["samples"]) == ("learn", 20)
+    assert np.array_equal(shop.predict(ASKED).probabilities, before) and len(shop.history) == 1
+
+
 def test_two_writers(shop):
     with (
         Store.open(shop.folder, write=True),
