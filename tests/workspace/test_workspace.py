@@ -88,6 +88,10 @@ def test_columns_of_a_table_are_named(shop, tmp_path):
 def test_labels_are_names(shop):
     with pytest.raises(GraspError, match="the names of classes are text, got 3"):
         shop.learn(["a text"], [3])
+    with pytest.raises(GraspError, match=r"give one class for each sample: \['car', …\]"):
+        shop.learn(texts("car", 0, 3), "car")
+    with pytest.raises(GraspError, match="a class needs a name"):
+        shop.learn(["a text"], [""])
 
 
 def test_probabilities_are_bitwise_equal_from_another_folder_and_process(shop, tmp_path):

@@ -76,7 +76,11 @@ class Given(Samples[Tensor]):
     """Samples from Python: inputs as `Workspace.predict` takes them, and a class name for each."""
 
     def __init__(self, inputs: Inputs, contents: list[Any] | Tensor, names: Sequence[str]) -> None:
+        if isinstance(names, str):  # its characters would become classes
+            raise GraspError(f"give one class for each sample: [{names!r}, …]")
         names = check_names(names)
+        if "" in names:
+            raise GraspError("a class needs a name, got ''")
         if len(names) != len(contents):
             raise GraspError(f"there must be one label per sample, got {len(names)} labels and {len(contents)} samples")
         self._inputs, self._contents = inputs, contents
