@@ -395,6 +395,8 @@ def test_evaluate(shop):
     assert found.confused == [("tool", "fruit", 10)]
     assert found.foreign.number == 10 and found.calibration_error > 0.3
     assert 0 <= found.auroc <= 1
+    with pytest.raises(GraspError, match="there are no samples to evaluate"):
+        shop.evaluate([], [])
 
 
 def test_a_data_set_of_one_class_is_no_classifier(tmp_path):
