@@ -439,6 +439,16 @@ def test_data_that_do_not_fit_are_named_as_they_were_given(shop, tmp_path):
         shop.learn(tmp_path / "photos")
 
 
+def test_mistakes_name_the_options_of_a_workspace(shop, tmp_path):
+    first = table(tmp_path / "first.csv", rows("fruit", "tool", end=5))
+    with pytest.raises(GraspError, match=r"no column 'txt'.* Choose a column with --text NAME"):
+        shop.learn(first, text="txt")
+    with pytest.raises(GraspError, match=r"^--pixels would do nothing: the network reads texts"):
+        Workspace.new(tmp_path / "new", first, pixels=64)
+    with pytest.raises(GraspError, match=r"no folder nosuch, .* give --backbone FOLDER, or leave --backbone out"):
+        Workspace.new(tmp_path / "new", first, backbone="nosuch")
+
+
 def test_samples_that_can_all_not_be_read_are_an_error(shop):
     with pytest.raises(GraspError, match="no sample can be used: empty text"):
         shop.learn(["", " "], ["fruit", "tool"])

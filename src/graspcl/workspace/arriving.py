@@ -31,6 +31,21 @@ _CHUNK, _BYTES = 1024, 2**24  # samples that are handed on at a time, and what t
 _SHOWN = 60  # characters of a text in a message
 
 
+@contextlib.contextmanager
+def naming_options() -> Iterator[None]:
+    """Let errors about data and networks name the arguments and options of a workspace, not those of a run."""
+    try:
+        yield
+    except GraspError as error:
+        text = re.sub(r"--data\.(text|label|pixels)", r"--\1", str(error))
+        text = re.sub(r"(--)?network\.model\b", "--backbone", text)
+        text = re.sub(r"--data (?=\S)", "", text)
+        if text == str(error):
+            raise
+        raise GraspError(text) from error
+
+
+@naming_options()
 def open_labelled(config: Config, path: str, text: str | None = None, label: str | None = None) -> Samples[Any]:
     """Open samples with classes as a workspace with these settings reads them.
 
@@ -44,24 +59,10 @@ def open_labelled(config: Config, path: str, text: str | None = None, label: str
     if path not in data_sources and Path(path).exists() and kind_of_files(path) != reads:
         wanted = "one folder of images per class" if reads == "images" else "a table (CSV, TSV, JSONL or Parquet)"
         raise GraspError(f"the workspace learns {reads}, and {path} has none; give {wanted}")
-    with naming_options():
-        check_source(replaced(config, settings).data, config.reads, "the workspace")
+    check_source(replaced(config, settings).data, config.reads, "the workspace")
     if "text" in data_sources.parameters(source_name(path, config.reads)):
-        with naming_options():
-            settings["data.text"], settings["data.label"] = find_columns(path, text, label)
+        settings["data.text"], settings["data.label"] = find_columns(path, text, label)
     return open_data(replaced(config, settings))[0]
-
-
-@contextlib.contextmanager
-def naming_options() -> Iterator[None]:
-    """Let errors about data name the arguments and options of a workspace, not those of a run."""
-    try:
-        yield
-    except GraspError as error:
-        if "--data" not in str(error):
-            raise
-        text = re.sub(r"--data\.(text|label|pixels)", r"--\1", str(error))
-        raise GraspError(re.sub(r"--data (?=\S)", "", text)) from error
 
 
 def check_names(names: Iterable[Any]) -> list[str]:
