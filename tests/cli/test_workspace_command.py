@@ -200,3 +200,11 @@ def test_names_with_line_breaks_stay_in_their_line(graspcl, tmp_path, shop):
     for command, code in (("status shop", 0), ("forget shop unlike", 2), ("predict shop c\nd\x1b[31m.png --json", 2)):
         said = graspcl(*command.split(" "), code=code)
         assert re.search(r"[ac]\\n[bd]\\x1b\[31m", said) and "\x1b[31m" not in said
+
+
+def test_a_name_without_end_is_cut(graspcl, tmp_path, shop):
+    from graspcl import Workspace
+
+    Workspace.open(tmp_path / "shop").rename("Anjou", "a" * 100_000)
+    assert len(graspcl("status", "shop")) < 5_000
+    assert len(graspcl("forget", "shop", "unlike", code=2)) < 11_000

@@ -114,10 +114,10 @@ def evaluate(workspace: Shop, data: str, /, *, text: Text = None, label: Label =
     _list("problem", found.problems)
     table = _table("class", "correct", "samples", "accuracy")
     for name, tally in _first(found.classes.items()):
-        table.add_row(one_line(name), str(tally.right), str(tally.number), f"{tally.points:.1f} %")
+        table.add_row(_name(name), str(tally.right), str(tally.number), f"{tally.points:.1f} %")
     _print(table)
     for true, taken, number in found.confused[:10]:
-        print(f"{one_line(true)} is taken for {one_line(taken)}: {plural(number, 'time')}")
+        print(f"{_name(true)} is taken for {_name(taken)}: {plural(number, 'time')}")
     print(f"accuracy {found.overall.points:.1f} % ({found.overall.right} of {found.overall.number})")
     print(f"expected calibration error {100 * found.calibration_error:.1f} points")
     if found.marks:
@@ -183,7 +183,7 @@ def forget(workspace: Shop, /, *classes: str, ids: Path | None = None, wait: Wai
     with _opened(workspace, wait) as shop:
         told = shop.forget(*classes, ids=_ids(shop, ids) if ids is not None else ())
     what = "class" if len(told["forgot"]) == 1 else "classes"
-    names = f" and the {what} {', '.join(map(one_line, told['forgot']))}" if told["forgot"] else ""
+    names = f" and the {what} {', '.join(map(_name, told['forgot']))}" if told["forgot"] else ""
     print(f"forgot {plural(told['samples'], 'sample')}{names}; earlier versions are gone")
 
 
@@ -192,14 +192,14 @@ def rename(workspace: Shop, old: str, new: str, /, *, wait: Wait = 0.0) -> None:
     from graspcl.workspace import Workspace
 
     Workspace.open(workspace, wait).rename(old, new)
-    print(f"{one_line(old)} is now called {one_line(new)}")
+    print(f"{_name(old)} is now called {_name(new)}")
 
 
 def merge(workspace: Shop, source: str, into: str, /, *, wait: Wait = 0.0) -> None:
     """Make all samples of one class samples of another."""
     with _opened(workspace, wait) as shop:
         told = shop.merge(source, into)
-    print(f"merged {plural(told['samples'], 'stored sample')} of {one_line(source)} into {one_line(into)}")
+    print(f"merged {plural(told['samples'], 'stored sample')} of {_name(source)} into {_name(into)}")
 
 
 def verify(workspace: Shop, /, *, restore: Path | None = None, wait: Wait = 0.0) -> None:
@@ -276,11 +276,11 @@ def _tell(result: Learnt) -> None:
     table = _table("class", "new samples", "held out", "correct before", "now")
     for name, change in _first(sorted(result.changed.items(), key=lambda one: one[1].points)):
         cells = (f"{change.before.points:.0f} %", f"{change.after.points:.0f} %")
-        table.add_row(one_line(name), str(result.added.get(name, 0)), str(change.after.number), *cells)
+        table.add_row(_name(name), str(result.added.get(name, 0)), str(change.after.number), *cells)
     for name, tally in _first(result.new.items()):
-        table.add_row(one_line(name), str(result.added.get(name, 0)), str(tally.number), "new", f"{tally.points:.0f} %")
+        table.add_row(_name(name), str(result.added.get(name, 0)), str(tally.number), "new", f"{tally.points:.0f} %")
     for name in _first(name for name, number in result.held_out.items() if not number):
-        table.add_row(one_line(name), str(result.added.get(name, 0)), "0", "–", "–")
+        table.add_row(_name(name), str(result.added.get(name, 0)), "0", "–", "–")
     _print(table)
     same, others = plural(result.duplicates, "duplicate"), plural(len(result.contradictions), "contradiction")
     print(f"{plural(result.samples, 'new sample')}, {result.held} of them held out; {same} and {others} left out")
@@ -303,7 +303,7 @@ _CHANGES = ("change", "what", "held-out accuracy")
 
 def _class_rows(found: Status) -> list[tuple[str, ...]]:
     return [
-        (one_line(one.name), str(one.seen), str(one.stored), str(one.held.number),
+        (_name(one.name), str(one.seen), str(one.stored), str(one.held.number),
          f"{one.held.points:.0f} %" if one.held.number else "–")
         for one in found.classes
     ]  # fmt: skip
@@ -346,11 +346,11 @@ def _said(entry: dict[str, Any]) -> str:
         what = f"{plural(entry['samples'], 'sample')} of {plural(classes, 'class')}"
         return f"{verb}: {what} from {one_line(str(entry['source']))}"
     if verb == "forget":
-        names = "".join(f", class {one_line(name)}" for name in entry["forgot"])
+        names = "".join(f", class {_name(name)}" for name in entry["forgot"])
         return f"forget: {plural(entry['samples'], 'sample')}{names}"
     if verb == "rename":
-        return f"rename: {one_line(entry['renamed'])} to {one_line(entry['to'])}"
-    return f"merge: {one_line(entry['merged'])} into {one_line(entry['into'])}"
+        return f"rename: {_name(entry['renamed'])} to {_name(entry['to'])}"
+    return f"merge: {_name(entry['merged'])} into {_name(entry['into'])}"
 
 
 def plural(count: int, noun: str) -> str:
@@ -374,6 +374,11 @@ def _ids(shop: Workspace, file: Path) -> list[int]:
         )
     ids = [bytes.fromhex(line) for line, is_id in zip(lines, known, strict=True) if is_id]
     return [int.from_bytes(one, signed=True) for one in ids] + found  # ids are int64
+
+
+def _name(name: str) -> str:
+    """Return the name of a class for a table or a sentence."""
+    return one_line(name, 200)
 
 
 def _list(what: str, lines: Sequence[str]) -> None:
