@@ -51,8 +51,10 @@ def test_new(graspcl, photos):
     assert "not empty" in again
 
 
-def test_a_mistake_leaves_no_folder(graspcl, tmp_path):
+def test_a_mistake_leaves_no_folder(graspcl, photos, tmp_path):
     assert "no such folder or file" in graspcl("new", "shop", "nothing", code=2)
+    photo = next((photos / "week-1").glob("*/*.png"))
+    assert "put images into one folder per class" in graspcl("new", "shop", photo, code=2)
     assert not (tmp_path / "shop").exists()
 
 

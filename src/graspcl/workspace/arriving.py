@@ -40,6 +40,7 @@ def naming_options() -> Iterator[None]:
         text = re.sub(r"--data\.(text|label|pixels)", r"--\1", str(error))
         text = re.sub(r"(--)?network\.model\b", "--backbone", text)
         text = re.sub(r"--data (?=\S)", "", text)
+        text = text.replace("for a table use `graspcl run texts`", "put images into one folder per class")
         if text == str(error):
             raise
         raise GraspError(text) from error
