@@ -7,6 +7,8 @@ import importlib
 from collections.abc import Iterable
 from types import ModuleType
 
+_LISTED = 30  # valid names in a message
+
 
 class GraspError(Exception):
     """An error that the user can fix. The command line prints only its message, without a traceback."""
@@ -22,14 +24,19 @@ def missing_extra(package: str, extra: str) -> MissingExtra:
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """Return a hint with the valid name closest to `name`, or with all of them if none is close.
+    """Return a hint with the valid name closest to `name`, or with all of them, 30 at most, if none is close.
 
     >>> nearest("graps", ["grasp", "uniform"])
     "did you mean 'grasp'?"
+    >>> nearest("x", map(str, range(1000)))[-21:]
+    '123, 124 and 970 more'
     """
     words = sorted(valid)
     close = difflib.get_close_matches(name, words, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"valid names: {', '.join(words)}"
+    if close:
+        return f"did you mean {close[0]!r}?"
+    more = f" and {len(words) - _LISTED:,} more" if len(words) > _LISTED else ""
+    return f"valid names: {', '.join(words[:_LISTED])}{more}"
 
 
 def require(module: str, extra: str) -> ModuleType:

@@ -171,3 +171,13 @@ def inert_cell(cell: str) -> str:
     ["'=1+1", "'@home/1.jpg", '-1.5', 'cat']
     """
     return f"'{cell}" if re.match(r"[=+\-@\t\r\n]", cell) and not re.fullmatch(r"[+-]?\d+(\.\d*)?", cell) else cell
+
+
+def one_line(text: str, most: int = 10_000) -> str:
+    """Return text with a foreign name in one line that does not control the terminal, and at most so many characters.
+
+    >>> one_line("a\\nb"), one_line("abcdef", 3)
+    ('a\\\\nb', 'abc…')
+    """
+    cut = text if len(text) <= most else f"{text[:most]}…"
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in cut)

@@ -1,6 +1,7 @@
 """The commands of a workspace, end to end on grocery photos and a small network."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -50,8 +51,10 @@ def test_new(graspcl, photos):
     assert "not empty" in again
 
 
-def test_a_mistake_leaves_no_folder(graspcl, tmp_path):
+def test_a_mistake_leaves_no_folder(graspcl, photos, tmp_path):
     assert "no such folder or file" in graspcl("new", "shop", "nothing", code=2)
+    photo = next((photos / "week-1").glob("*/*.png"))
+    assert "put images into one folder per class" in graspcl("new", "shop", photo, code=2)
     assert not (tmp_path / "shop").exists()
 
 
@@ -195,5 +198,15 @@ def test_names_with_line_breaks_stay_in_their_line(graspcl, tmp_path, shop):
     from graspcl import Workspace
 
     Workspace.open(tmp_path / "shop").rename("Anjou", "a\nb\x1b[31m")
-    said = graspcl("status", "shop")
-    assert "a\\nb\\x1b[31m" in said and "\x1b[31m" not in said
+    (tmp_path / "c\nd\x1b[31m.png").write_text("no image")
+    for command, code in (("status shop", 0), ("forget shop unlike", 2), ("predict shop c\nd\x1b[31m.png --json", 2)):
+        said = graspcl(*command.split(" "), code=code)
+        assert re.search(r"[ac]\\n[bd]\\x1b\[31m", said) and "\x1b[31m" not in said
+
+
+def test_a_name_without_end_is_cut(graspcl, tmp_path, shop):
+    from graspcl import Workspace
+
+    Workspace.open(tmp_path / "shop").rename("Anjou", "a" * 100_000)
+    assert len(graspcl("status", "shop")) < 5_000
+    assert len(graspcl("forget", "shop", "unlike", code=2)) < 11_000

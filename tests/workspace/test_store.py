@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import errno
 import itertools
 import os
 import shutil
@@ -140,6 +141,16 @@ def test_a_workspace_that_was_left_before_its_first_version_is_made_again(tmp_pa
         store.commit("new", {}, {})
     with pytest.raises(GraspError, match="not empty"):
         Store.create(tmp_path / "shop", {})
+
+
+def test_a_workspace_that_cannot_be_begun_leaves_nothing(tmp_path, monkeypatch):
+    def full(*given):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("graspcl.workspace.journal.create", full)
+    with pytest.raises(GraspError, match="No space left"):
+        Store.create(tmp_path / "shop", {})
+    assert not (tmp_path / "shop").exists()
 
 
 def test_a_moved_or_copied_workspace_is_the_same(shop, tmp_path):

@@ -88,6 +88,10 @@ def test_columns_of_a_table_are_named(shop, tmp_path):
 def test_labels_are_names(shop):
     with pytest.raises(GraspError, match="the names of classes are text, got 3"):
         shop.learn(["a text"], [3])
+    with pytest.raises(GraspError, match=r"give one class for each sample: \['car', …\]"):
+        shop.learn(texts("car", 0, 3), "car")
+    with pytest.raises(GraspError, match="a class needs a name"):
+        shop.learn(["a text"], [""])
 
 
 def test_probabilities_are_bitwise_equal_from_another_folder_and_process(shop, tmp_path):
@@ -328,6 +332,20 @@ def test_a_damaged_version_is_not_used(shop):
     assert again.verify() == []
 
 
+def test_a_change_whose_history_is_damaged_is_taken_back(shop):
+    before = shop.predict(ASKED).probabilities
+    shop.learn(texts("car", 0, 20), ["car"] * 20, updates=1)
+    with Store.open(shop.folder) as store:
+        name = store.head.manifest["history"].removeprefix("object:")
+    (file,) = shop.folder.rglob(f"{name}*")
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(GraspError, match=f"{name}.*take the last change back with `graspcl undo`"):
+        shop.status()
+    told = shop.undo()
+    assert (told["verb"], told["samples"]) == ("learn", 20)
+    assert np.array_equal(shop.predict(ASKED).probabilities, before) and len(shop.history) == 1
+
+
 def test_two_writers(shop):
     with (
         Store.open(shop.folder, write=True),
@@ -377,6 +395,8 @@ def test_evaluate(shop):
     assert found.confused == [("tool", "fruit", 10)]
     assert found.foreign.number == 10 and found.calibration_error > 0.3
     assert 0 <= found.auroc <= 1
+    with pytest.raises(GraspError, match="there are no samples to evaluate"):
+        shop.evaluate([], [])
 
 
 def test_a_data_set_of_one_class_is_no_classifier(tmp_path):
@@ -417,6 +437,16 @@ def test_data_that_do_not_fit_are_named_as_they_were_given(shop, tmp_path):
         shop.learn("nosuch")
     with pytest.raises(GraspError, match=r"the workspace learns texts, and .*photos has none; give a table"):
         shop.learn(tmp_path / "photos")
+
+
+def test_mistakes_name_the_options_of_a_workspace(shop, tmp_path):
+    first = table(tmp_path / "first.csv", rows("fruit", "tool", end=5))
+    with pytest.raises(GraspError, match=r"no column 'txt'.* Choose a column with --text NAME"):
+        shop.learn(first, text="txt")
+    with pytest.raises(GraspError, match=r"^--pixels would do nothing: the network reads texts"):
+        Workspace.new(tmp_path / "new", first, pixels=64)
+    with pytest.raises(GraspError, match=r"no folder nosuch, .* give --backbone FOLDER, or leave --backbone out"):
+        Workspace.new(tmp_path / "new", first, backbone="nosuch")
 
 
 def test_samples_that_can_all_not_be_read_are_an_error(shop):

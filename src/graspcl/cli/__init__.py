@@ -94,6 +94,9 @@ def _usage_mistake(error: CycloptsError) -> str:
 
 
 def _fail(message: str) -> NoReturn:
+    from graspcl.files import one_line
+
+    message = one_line(message)  # it may name a foreign file or class
     rank = os.environ.get("RANK", "0")  # of those that torchrun started
     print(f"graspcl: {message}" if rank == "0" else f"graspcl, rank {rank}: {message}", file=sys.stderr)
     raise SystemExit(2) from None

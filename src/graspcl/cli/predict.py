@@ -20,7 +20,7 @@ from cyclopts import Parameter
 from graspcl.cli.options import AtLeastOne, Plugins, load_plugins
 from graspcl.cli.workspace import is_workspace
 from graspcl.errors import GraspError, nearest
-from graspcl.files import beside, bounded_lines, inert_cell
+from graspcl.files import beside, bounded_lines, inert_cell, one_line
 from graspcl.limits import limit
 from graspcl.progress import Silent
 from graspcl.state import write_output
@@ -127,11 +127,15 @@ def _write_to(output: Path | None, write_table: Callable[[IO[str]], tuple[int, i
     return found
 
 
+def _say(text: str) -> None:
+    print(f"graspcl: {one_line(text)}", file=sys.stderr)
+
+
 class _Told(Silent):
     """Shows notes on standard error, apart from the table."""
 
     def note(self, text: str) -> None:
-        print(f"graspcl: {text}", file=sys.stderr)
+        _say(text)
 
 
 def _load(folder: Path) -> Learned | Workspace:
@@ -144,7 +148,7 @@ def _load(folder: Path) -> Learned | Workspace:
 
     learned = load_learner(folder)
     for note in learned.notes:
-        print(f"graspcl: {note}", file=sys.stderr)
+        _say(note)
     return learned
 
 
@@ -169,15 +173,15 @@ class _Problems:
         kind = kind if kind in self._kinds or len(self._kinds) < _KINDS else "other problems"
         self._kinds[kind] += 1
         if self._kinds[kind] <= _NAMED:
-            print(f"graspcl: {one.place}{fault}", file=sys.stderr)
+            _say(f"{one.place}{fault}")
 
     def finish(self, inputs: int) -> None:
         """Report the number of problems."""
         for kind, number in self._kinds.items():
             if number > _NAMED:
-                print(f"graspcl: {number - _NAMED:,} more like this: {kind}", file=sys.stderr)
+                _say(f"{number - _NAMED:,} more like this: {kind}")
         if self.total:
-            print(f"graspcl: {self.total} of {inputs} inputs could not be read", file=sys.stderr)
+            _say(f"{self.total} of {inputs} inputs could not be read")
 
 
 def _write(
@@ -248,7 +252,7 @@ def _images(given: str, title: str) -> Iterable[Input]:
         return [Input(given, path)]
     tree = open_tree(path)
     for problem in tree.problems:
-        print(f"graspcl: {problem}", file=sys.stderr)
+        _say(problem)
     names = sorted(name for name in tree.sizes if Path(name).suffix.lower() in SUFFIXES)
     if not names:
         raise GraspError(f"{path} has no images; their names must end in one of {', '.join(sorted(SUFFIXES))}")

@@ -11,6 +11,7 @@ from cyclopts import Parameter, validators
 
 from graspcl.cli.options import AtLeastOne
 from graspcl.errors import GraspError
+from graspcl.files import one_line
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -113,10 +114,10 @@ def evaluate(workspace: Shop, data: str, /, *, text: Text = None, label: Label =
     _list("problem", found.problems)
     table = _table("class", "correct", "samples", "accuracy")
     for name, tally in _first(found.classes.items()):
-        table.add_row(shown(name), str(tally.right), str(tally.number), f"{tally.points:.1f} %")
+        table.add_row(_name(name), str(tally.right), str(tally.number), f"{tally.points:.1f} %")
     _print(table)
     for true, taken, number in found.confused[:10]:
-        print(f"{shown(true)} is taken for {shown(taken)}: {plural(number, 'time')}")
+        print(f"{_name(true)} is taken for {_name(taken)}: {plural(number, 'time')}")
     print(f"accuracy {found.overall.points:.1f} % ({found.overall.right} of {found.overall.number})")
     print(f"expected calibration error {100 * found.calibration_error:.1f} points")
     if found.marks:
@@ -152,7 +153,7 @@ def write_report(workspace: Path, output: Path) -> None:
     found = Workspace.open(workspace).status()
     try:
         write_workspace(
-            output, shown(workspace.resolve().name), _facts(found), [shown(line) for line in found.warnings],
+            output, one_line(workspace.resolve().name), _facts(found), [one_line(line) for line in found.warnings],
             found.history, _change_rows(found), _class_rows(found),
         )  # fmt: skip
     except OSError as error:
@@ -182,7 +183,7 @@ def forget(workspace: Shop, /, *classes: str, ids: Path | None = None, wait: Wai
     with _opened(workspace, wait) as shop:
         told = shop.forget(*classes, ids=_ids(shop, ids) if ids is not None else ())
     what = "class" if len(told["forgot"]) == 1 else "classes"
-    names = f" and the {what} {', '.join(map(shown, told['forgot']))}" if told["forgot"] else ""
+    names = f" and the {what} {', '.join(map(_name, told['forgot']))}" if told["forgot"] else ""
     print(f"forgot {plural(told['samples'], 'sample')}{names}; earlier versions are gone")
 
 
@@ -191,14 +192,14 @@ def rename(workspace: Shop, old: str, new: str, /, *, wait: Wait = 0.0) -> None:
     from graspcl.workspace import Workspace
 
     Workspace.open(workspace, wait).rename(old, new)
-    print(f"{shown(old)} is now called {shown(new)}")
+    print(f"{_name(old)} is now called {_name(new)}")
 
 
 def merge(workspace: Shop, source: str, into: str, /, *, wait: Wait = 0.0) -> None:
     """Make all samples of one class samples of another."""
     with _opened(workspace, wait) as shop:
         told = shop.merge(source, into)
-    print(f"merged {plural(told['samples'], 'stored sample')} of {shown(source)} into {shown(into)}")
+    print(f"merged {plural(told['samples'], 'stored sample')} of {_name(source)} into {_name(into)}")
 
 
 def verify(workspace: Shop, /, *, restore: Path | None = None, wait: Wait = 0.0) -> None:
@@ -275,11 +276,11 @@ def _tell(result: Learnt) -> None:
     table = _table("class", "new samples", "held out", "correct before", "now")
     for name, change in _first(sorted(result.changed.items(), key=lambda one: one[1].points)):
         cells = (f"{change.before.points:.0f} %", f"{change.after.points:.0f} %")
-        table.add_row(shown(name), str(result.added.get(name, 0)), str(change.after.number), *cells)
+        table.add_row(_name(name), str(result.added.get(name, 0)), str(change.after.number), *cells)
     for name, tally in _first(result.new.items()):
-        table.add_row(shown(name), str(result.added.get(name, 0)), str(tally.number), "new", f"{tally.points:.0f} %")
+        table.add_row(_name(name), str(result.added.get(name, 0)), str(tally.number), "new", f"{tally.points:.0f} %")
     for name in _first(name for name, number in result.held_out.items() if not number):
-        table.add_row(shown(name), str(result.added.get(name, 0)), "0", "–", "–")
+        table.add_row(_name(name), str(result.added.get(name, 0)), "0", "–", "–")
     _print(table)
     same, others = plural(result.duplicates, "duplicate"), plural(len(result.contradictions), "contradiction")
     print(f"{plural(result.samples, 'new sample')}, {result.held} of them held out; {same} and {others} left out")
@@ -302,7 +303,7 @@ _CHANGES = ("change", "what", "held-out accuracy")
 
 def _class_rows(found: Status) -> list[tuple[str, ...]]:
     return [
-        (shown(one.name), str(one.seen), str(one.stored), str(one.held.number),
+        (_name(one.name), str(one.seen), str(one.stored), str(one.held.number),
          f"{one.held.points:.0f} %" if one.held.number else "–")
         for one in found.classes
     ]  # fmt: skip
@@ -343,13 +344,13 @@ def _said(entry: dict[str, Any]) -> str:
     if verb in ("new", "learn"):
         classes = len(entry["added"]) + entry.get("forgotten", 0)
         what = f"{plural(entry['samples'], 'sample')} of {plural(classes, 'class')}"
-        return f"{verb}: {what} from {shown(str(entry['source']))}"
+        return f"{verb}: {what} from {one_line(str(entry['source']))}"
     if verb == "forget":
-        names = "".join(f", class {shown(name)}" for name in entry["forgot"])
+        names = "".join(f", class {_name(name)}" for name in entry["forgot"])
         return f"forget: {plural(entry['samples'], 'sample')}{names}"
     if verb == "rename":
-        return f"rename: {shown(entry['renamed'])} to {shown(entry['to'])}"
-    return f"merge: {shown(entry['merged'])} into {shown(entry['into'])}"
+        return f"rename: {_name(entry['renamed'])} to {_name(entry['to'])}"
+    return f"merge: {_name(entry['merged'])} into {_name(entry['into'])}"
 
 
 def plural(count: int, noun: str) -> str:
@@ -357,15 +358,6 @@ def plural(count: int, noun: str) -> str:
     from graspcl.report.measures import plural as counted
 
     return counted(count, noun)
-
-
-def shown(name: str) -> str:
-    """Return a name in one line, without characters that change the terminal.
-
-    >>> shown("a\\nb")
-    'a\\\\nb'
-    """
-    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in name)
 
 
 def _ids(shop: Workspace, file: Path) -> list[int]:
@@ -384,9 +376,14 @@ def _ids(shop: Workspace, file: Path) -> list[int]:
     return [int.from_bytes(one, signed=True) for one in ids] + found  # ids are int64
 
 
+def _name(name: str) -> str:
+    """Return the name of a class for a table or a sentence."""
+    return one_line(name, 200)
+
+
 def _list(what: str, lines: Sequence[str]) -> None:
     for line in lines[:_SHOWN]:
-        print(f"{what}: {shown(line)}")
+        print(f"{what}: {one_line(line)}")
     if len(lines) > _SHOWN:
         print(f"and {len(lines) - _SHOWN:,} more of these")
 

@@ -31,6 +31,22 @@ _CHUNK, _BYTES = 1024, 2**24  # samples that are handed on at a time, and what t
 _SHOWN = 60  # characters of a text in a message
 
 
+@contextlib.contextmanager
+def naming_options() -> Iterator[None]:
+    """Let errors about data and networks name the arguments and options of a workspace, not those of a run."""
+    try:
+        yield
+    except GraspError as error:
+        text = re.sub(r"--data\.(text|label|pixels)", r"--\1", str(error))
+        text = re.sub(r"(--)?network\.model\b", "--backbone", text)
+        text = re.sub(r"--data (?=\S)", "", text)
+        text = text.replace("for a table use `graspcl run texts`", "put images into one folder per class")
+        if text == str(error):
+            raise
+        raise GraspError(text) from error
+
+
+@naming_options()
 def open_labelled(config: Config, path: str, text: str | None = None, label: str | None = None) -> Samples[Any]:
     """Open samples with classes as a workspace with these settings reads them.
 
@@ -44,24 +60,10 @@ def open_labelled(config: Config, path: str, text: str | None = None, label: str
     if path not in data_sources and Path(path).exists() and kind_of_files(path) != reads:
         wanted = "one folder of images per class" if reads == "images" else "a table (CSV, TSV, JSONL or Parquet)"
         raise GraspError(f"the workspace learns {reads}, and {path} has none; give {wanted}")
-    with naming_options():
-        check_source(replaced(config, settings).data, config.reads, "the workspace")
+    check_source(replaced(config, settings).data, config.reads, "the workspace")
     if "text" in data_sources.parameters(source_name(path, config.reads)):
-        with naming_options():
-            settings["data.text"], settings["data.label"] = find_columns(path, text, label)
+        settings["data.text"], settings["data.label"] = find_columns(path, text, label)
     return open_data(replaced(config, settings))[0]
-
-
-@contextlib.contextmanager
-def naming_options() -> Iterator[None]:
-    """Let errors about data name the arguments and options of a workspace, not those of a run."""
-    try:
-        yield
-    except GraspError as error:
-        if "--data" not in str(error):
-            raise
-        text = re.sub(r"--data\.(text|label|pixels)", r"--\1", str(error))
-        raise GraspError(re.sub(r"--data (?=\S)", "", text)) from error
 
 
 def check_names(names: Iterable[Any]) -> list[str]:
@@ -76,7 +78,11 @@ class Given(Samples[Tensor]):
     """Samples from Python: inputs as `Workspace.predict` takes them, and a class name for each."""
 
     def __init__(self, inputs: Inputs, contents: list[Any] | Tensor, names: Sequence[str]) -> None:
+        if isinstance(names, str):  # its characters would become classes
+            raise GraspError(f"give one class for each sample: [{names!r}, …]")
         names = check_names(names)
+        if "" in names:
+            raise GraspError("a class needs a name, got ''")
         if len(names) != len(contents):
             raise GraspError(f"there must be one label per sample, got {len(names)} labels and {len(contents)} samples")
         self._inputs, self._contents = inputs, contents

@@ -135,13 +135,16 @@ def auroc(known: Array, unknown: Array) -> float:
     return float(ranks.mean() / (2 * len(unknown)))
 
 
-def calibration_error(probabilities: Array, targets: Array) -> float:
+def calibration_error(confidence: Array, right: Array) -> float:
     """Return the expected calibration error, 0..1: by how much confidence and accuracy differ, in 15 equal bins.
 
-    >>> calibration_error(np.array([[0.8, 0.2], [0.8, 0.2]]), np.array([0, 1]))
+    Args:
+        confidence: the largest probability of each sample [n].
+        right: whether its class is the correct one [n].
+
+    >>> calibration_error(np.array([0.8, 0.8]), np.array([True, False]))
     0.30000000000000004
     """
-    confidence, right = probabilities.max(1), probabilities.argmax(1) == targets
     bins = np.minimum((confidence * _BINS).astype(int), _BINS - 1)
     gaps = np.bincount(bins, confidence - right, _BINS)
-    return float(np.abs(gaps).sum() / max(1, len(targets)))
+    return float(np.abs(gaps).sum() / max(1, len(right)))

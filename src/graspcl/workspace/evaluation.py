@@ -37,7 +37,8 @@ class Evaluation:
 def evaluate(classifier: Classifier, samples: Samples[Any], rows: Array, progress: Progress) -> Evaluation:
     """Predict the samples at `rows` [n] and compare with their classes."""
     row_of = {name: row for row, name in enumerate(classifier.classes)}
-    found, truths, unknown, scores, problems = [], [], [], [], [*samples.problems]
+    # Of the probabilities only the largest are kept: all of many samples and classes would fill the memory.
+    truths, taken_rows, largest, unknown, scores, problems = list[str](), [], [], [], [], [*samples.problems]
     with progress.task(f"predicting {samples.name}", len(rows)) as advance:
         for begin in range(0, len(rows), _READ):
             part = rows[begin : begin + _READ]
@@ -45,28 +46,30 @@ def evaluate(classifier: Classifier, samples: Samples[Any], rows: Array, progres
             problems += faults
             if len(kept):
                 logits = classifier.logits(inputs)
-                found.append(classifier.calibration.probabilities(logits))
+                probabilities = classifier.calibration.probabilities(logits)
+                taken_rows.append(probabilities.argmax(1))
+                largest.append(probabilities.max(1))
                 unknown.append(classifier.calibration.unknown(logits))
                 scores.append(score(logits))
                 truths += [samples.classes[label] for label in samples.labels[part[kept]].tolist()]
             advance(len(part))
     if not truths:
-        raise GraspError(f"none of the samples of {samples.name} can be read: {(problems or ['there are none'])[0]}")
+        unread = f"none of the samples of {samples.name} can be read: {problems[0]}" if problems else ""
+        raise GraspError(unread or "there are no samples to evaluate")
     targets = np.array([row_of.get(name, -1) for name in truths])
     known, marked, values = targets >= 0, np.concatenate(unknown), np.concatenate(scores)
-    probabilities = np.concatenate(found)
-    right = probabilities.argmax(1) == targets
-    named = np.array(truths, object)
+    taken, named = np.concatenate(taken_rows), np.array(truths, object)
+    right = taken == targets
+    numbers, rights = Counter(truths), Counter(named[right].tolist())
     pairs = Counter(
         (truth, classifier.classes[row])
-        for truth, row in zip(named[known & ~right], probabilities.argmax(1)[known & ~right], strict=True)
+        for truth, row in zip(named[known & ~right], taken[known & ~right], strict=True)
     )
     return Evaluation(
         Tally(int(right[known].sum()), int(known.sum())),
-        {name: Tally(int(right[named == name].sum()), int((named == name).sum()))
-         for name in classifier.classes if (named == name).any()},
+        {name: Tally(rights[name], numbers[name]) for name in classifier.classes if name in numbers},
         [(*pair, number) for pair, number in pairs.most_common()],
-        calibration_error(probabilities[known], targets[known]) if known.any() else float("nan"),
+        calibration_error(np.concatenate(largest)[known], right[known]) if known.any() else float("nan"),
         Tally(int(marked[known].sum()), int(known.sum())),
         Tally(int(marked[~known].sum()), int((~known).sum())),
         auroc(values[known], values[~known]) if known.any() and not known.all() else None,

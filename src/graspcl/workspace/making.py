@@ -34,6 +34,7 @@ _STATIC = 256  # width of the static embeddings that networks of vectors read
 _FITTED = 2_000  # samples at most that a codec is trained on
 
 
+@naming_options()
 def choose_settings(
     path: str, backbone: str | None, memory: str, pixels: int | None, seed: int, progress: Progress,
     text: str | None = None, label: str | None = None,
@@ -53,8 +54,7 @@ def choose_settings(
     if pixels is not None:
         config = change(config, {"data.pixels": pixels})
     progress.note(f"network = {config.network}: " + ("as given" if backbone else f"the default for {kind}"))
-    with naming_options():
-        return resolve(config, progress)
+    return resolve(config, progress)
 
 
 def _with_backbone(config: Config, backbone: str) -> Config:

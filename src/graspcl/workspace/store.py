@@ -77,12 +77,17 @@ class Store:
         try:
             check_free(folder)  # another process may have used it meanwhile
             journal = journals.new_journal(json.loads(json.dumps(format)))
-            with _disk_errors(folder):
-                for name in (DATABASE, BACKUP):
-                    (folder / f"{name}-journal").unlink(missing_ok=True)
-                    journals.create(folder / name, journal)
-                sync_folder(folder.parent)
-            return cls(folder, journal, lock, [])
+            store = cls(folder, journal, lock, [])
+            try:
+                with _disk_errors(folder):
+                    for name in (DATABASE, BACKUP):
+                        (folder / f"{name}-journal").unlink(missing_ok=True)
+                        journals.create(folder / name, journal)
+                    sync_folder(folder.parent)
+            except GraspError:
+                store.discard()
+                raise
+            return store
         except BaseException:
             lock.close()
             raise

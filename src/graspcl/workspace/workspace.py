@@ -253,8 +253,12 @@ class Workspace:
         The last three changes can be undone, but never a `forget`.
         """
         with self._writing() as store:
-            last = history_of(store)[-1]
-            if len(store.versions()) == 1 and last["verb"] not in ("new", "forget"):
+            head_of(store)  # refuses an empty workspace, and one of a newer program
+            newest, *before = store.versions()
+            last = {"verb": newest.verb, **newest.summary}
+            with suppress(GraspError):  # a damaged history is no reason to keep it
+                last = history_of(store)[-1]
+            if not before and last["verb"] not in ("new", "forget"):
                 raise GraspError(f"only the last {UNDOABLE} changes can be undone, and these were")
             store.undo()
         return last
