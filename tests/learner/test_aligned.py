@@ -254,6 +254,17 @@ def test_a_class_whose_features_were_not_kept_has_the_row_of_the_discriminant():
     assert similar[learned.classes.index(0)] > 0.99999 and similar.min() < 0.995
 
 
+def test_few_samples_correct_a_head_of_many_classes(monkeypatch):
+    """Their logits are in memory at once."""
+    monkeypatch.setattr(aligned, "_JUDGES", 2)
+    inputs, labels = samples()
+    learned = learner()
+    learned.observe(inputs, labels)
+    assert len(learned._nothing_measured()._slots) == 200
+    monkeypatch.setattr(aligned, "_LOGITS", 10 * CLASSES)
+    assert len(learned._nothing_measured()._slots) == 10
+
+
 def test_features_that_are_kept_are_those_of_the_stored_samples(monkeypatch):
     monkeypatch.setattr(aligned, "_CORRECT_WITH", 50)
     kept = []

@@ -48,7 +48,7 @@ _SHRINKAGES = (1e-3, 1e-2, 0.1, 0.3, 0.6, 0.9)
 _STRENGTH = 300.0  # of the penalty of the logistic regression that corrects the head; 30 to 1,000 are about as good
 _START = 0.1  # share of the discriminant's rows at which the search for it starts
 _STEPS = 6  # of the search; more bring little
-_CORRECT_WITH = 20_000  # samples at most
+_CORRECT_WITH, _LOGITS = 20_000, 2**25  # samples and their logits at most
 _COMPARED = 1_024  # samples at most on which logits of both heads are compared
 _LARGEST_HEAD = 2**21  # weights, above which a correction would take too long and too much memory
 
@@ -201,7 +201,8 @@ class Aligned(Learner):
         return self.corrected and len(self.classes) * self.network.head.features <= _LARGEST_HEAD
 
     def _nothing_measured(self) -> _Measured:
-        number = _CORRECT_WITH if self._corrects else 2 * _JUDGES
+        many = min(_CORRECT_WITH, max(2 * _JUDGES, _LOGITS // max(1, len(self.classes))))
+        number = many if self._corrects else 2 * _JUDGES
         slots = _spread(np.arange(len(self.buffer)), number)
         return _Measured(self._no_moments(), self._no_moments(), self.buffer.births, slots)
 
