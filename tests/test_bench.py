@@ -18,15 +18,7 @@ from graspcl.policy.grasp import grasp_draws, race_keys
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(
-            name, marks=pytest.mark.xfail(reason="a busy machine misses it: docs/speed.md") if name == "state" else ()
-        )
-        for name in BENCHES
-    ],
-)
+@pytest.mark.parametrize("name", BENCHES)
 def test_bars_are_met(name, capsys):
     met = run_benches(name)
     assert met, capsys.readouterr().out

@@ -11,7 +11,7 @@ import contextlib
 import io
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,6 +53,11 @@ def checksum(*parts: Any) -> str:
     >>> checksum(b"ab", "c") == checksum(b"abc")
     True
     """
+    return checksum_of(parts)
+
+
+def checksum_of(parts: Iterable[Any]) -> str:
+    """Return the `checksum` of parts that are made one after the other."""
     import xxhash
 
     digest = xxhash.xxh3_128()

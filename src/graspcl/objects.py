@@ -17,10 +17,11 @@ import numpy as np
 
 from graspcl.checks import Array
 from graspcl.errors import GraspError
-from graspcl.files import mapped
-from graspcl.integrity import checksum
+from graspcl.files import open_regular
+from graspcl.integrity import checksum, checksum_of
 from graspcl.state import drop_unfinished, load_state, pack_state, partial_name, sync_folder, writing
 
+_READ = 2**20  # bytes of a file at a time
 _READERS = 4  # threads that verify files: one alone waits for memory half of the time
 _NAME = re.compile(r"object:([0-9a-f]{32})")
 _IN_TEXT = re.compile(r'"(object:[0-9a-f]{32})\\?"')  # a whole string of JSON, possibly JSON within a string
@@ -106,8 +107,8 @@ class Objects:
             GraspError: the file may not be read, so that nothing is known about it.
         """
         try:
-            with mapped(self.path(name)) as content:
-                found = checksum(content)
+            with open_regular(self.path(name)) as file:  # reading is faster than mapping what is used once
+                found = checksum_of(iter(lambda: file.read(_READ), b""))
         except FileNotFoundError:
             return "is missing"
         except PermissionError as error:  # no damage, so a copy or an undo would not help

@@ -74,11 +74,21 @@ def interleave(*calls: Callable[[], object], rounds: int = ROUNDS, repeat: int =
     return spent
 
 
-def interleave_both(*calls: Callable[[], object], rounds: int = ROUNDS, repeat: int = 1) -> Array:
-    """Return the CPU seconds of `interleave` and the seconds that passed meanwhile, [2, calls, rounds]."""
+def interleave_both(
+    *calls: Callable[[], object], rounds: int = ROUNDS, repeat: int = 1, before: Callable[[], object] = lambda: None
+) -> Array:
+    """Return the CPU seconds of `interleave` and the seconds that passed meanwhile, [2, calls, rounds].
+
+    What is done `before` each turn is not measured.
+    """
     for call in calls:
         call()
-    return np.array([[_seconds(call, repeat) for call in calls] for _ in range(rounds)]).T
+    spent = []
+    for _ in range(rounds):
+        for call in calls:
+            before()
+            spent.append(_seconds(call, repeat))
+    return np.array(spent).reshape(rounds, len(calls), 2).T
 
 
 def cpu_seconds(call: Callable[[], object], repeat: int = 1) -> float:
