@@ -1,5 +1,7 @@
 """Checksums: what was written is read back, and anything else is refused."""
 
+import errno
+import io
 import json
 import mmap
 import os
@@ -276,9 +278,8 @@ def test_devices_and_pipes_are_not_replaced(tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems cannot tell")
 def test_a_file_that_the_disk_cannot_read_is_damaged_and_does_not_end_the_process(tmp_path, monkeypatch):
-    objects = Objects(tmp_path)
-    name = objects.put({"x": np.arange(100_000)})
-    path, mapping = objects.path(name), mmap.mmap
+    path, mapping = tmp_path / "state", mmap.mmap
+    save_state(path, {"x": np.arange(100_000)})
 
     def failing(*arguments, **options):  # reading what is cut off fails as reading a bad block does
         content = mapping(*arguments, **options)
@@ -286,10 +287,20 @@ def test_a_file_that_the_disk_cannot_read_is_damaged_and_does_not_end_the_proces
         return content
 
     monkeypatch.setattr("mmap.mmap", failing)
-    assert objects.fault(name) == "cannot be read: the disk fails, or the file has been cut"
-    save_state(path, {"x": np.arange(100_000)})
     with pytest.raises(GraspError, match="the disk fails, or the file has been cut"):
         load_state(path)
+
+
+def test_an_object_that_the_disk_cannot_read_is_told(tmp_path, monkeypatch):
+    objects = Objects(tmp_path)
+    name = objects.put({"x": np.arange(100_000)})
+
+    class Failing(io.FileIO):
+        def read(self, size=-1):
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("graspcl.objects.open_regular", Failing)
+    assert objects.fault(name) == "cannot be read: Input/output error"
 
 
 def test_what_is_no_file_is_not_an_object(tmp_path):
@@ -311,7 +322,7 @@ def test_an_object_that_may_not_be_read_is_not_damaged(tmp_path, monkeypatch):
     def forbidden(path):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("graspcl.objects.mapped", forbidden)
+    monkeypatch.setattr("graspcl.objects.open_regular", forbidden)
     for use in (objects.fault, objects.get, lambda one: objects.faults([one])):
         with pytest.raises(GraspError, match=r"\.safetensors may not be read \(Permission denied\): change its perm"):
             use(name)

@@ -208,7 +208,7 @@ def lopsided(number, seed):
 
 
 def test_the_correction_helps_where_classes_are_no_normal_distributions_of_one_shape(monkeypatch):
-    monkeypatch.setattr(aligned, "_STRENGTH", 1.0)
+    monkeypatch.setattr(aligned, "_STRENGTH", 1 / 2000)
     inputs, labels = lopsided(2000, seed=0)
     tests, truth = lopsided(2000, seed=1)
     losses = []
@@ -221,8 +221,9 @@ def test_the_correction_helps_where_classes_are_no_normal_distributions_of_one_s
     assert losses[1] < 0.97 * losses[0]
 
 
-def test_the_head_is_the_mean_of_the_discriminant_and_a_logistic_regression():
+def test_the_head_is_the_mean_of_the_discriminant_and_a_logistic_regression(monkeypatch):
     """Scaled to equally large logits: with n and n / k for the two, so that both have n / √k."""
+    monkeypatch.setattr(aligned, "_STEPS", 200)
     inputs, labels = samples()
     heads = []
     for corrected in (False, True):
@@ -232,7 +233,7 @@ def test_the_head_is_the_mean_of_the_discriminant_and_a_logistic_regression():
         heads.append(centred(learned.outputs(learned.encode(inputs), "logits").double()))
     found = features(learned, inputs).double()
     targets = learned.rows(torch.from_numpy(labels))
-    rows = logistic_rows(found, targets, len(learned.classes), 300.0, steps=12)
+    rows = logistic_rows(found, targets, len(learned.classes), 0.03 * len(labels))
     regression, (discriminant, mean) = centred(F.linear(found, *rows)), heads
     ratio = discriminant.square().mean().sqrt() / regression.square().mean().sqrt()
     assert not torch.allclose(discriminant, ratio * regression, atol=0.1)
@@ -302,7 +303,7 @@ def test_where_samples_were_lost_the_regression_counts_half_the_share_that_is_st
 
 
 def test_the_head_is_corrected_when_classes_are_relearned(monkeypatch):
-    monkeypatch.setattr(aligned, "_STRENGTH", 1.0)
+    monkeypatch.setattr(aligned, "_STRENGTH", 1 / 2000)
     inputs, labels = lopsided(2000, seed=0)
     learned, plain = learner(lr=1e-9), learner(lr=1e-9, corrected=False)
     logits = []

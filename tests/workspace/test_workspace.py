@@ -303,7 +303,7 @@ def test_a_workspace_that_may_not_be_read_is_not_called_damaged(shop, monkeypatc
     def forbidden(path):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("graspcl.objects.mapped", forbidden)
+    monkeypatch.setattr("graspcl.objects.open_regular", forbidden)
     for use in (lambda: shop.predict(["a text"]), shop.status, shop.verify):
         with pytest.raises(GraspError, match=r"may not be read \(Permission denied\): change its permissions$"):
             use()

@@ -45,7 +45,7 @@ _MANY = 2048  # stored samples of which one half may judge for both
 _JUDGES = 256  # samples of a half at most on which shrinkage and temperature are chosen
 _LATE = 1 / 3  # share of a session after which features of an update count as those of its end
 _SHRINKAGES = (1e-3, 1e-2, 0.1, 0.3, 0.6, 0.9)
-_STRENGTH = 300.0  # of the penalty of the logistic regression that corrects the head; 30 to 1,000 are about as good
+_STRENGTH = 0.03  # per sample, of the penalty of the logistic regression that corrects the head
 _START = 0.1  # share of the discriminant's rows at which the search for it starts
 _STEPS = 6  # of the search; more bring little
 _CORRECT_WITH, _LOGITS = 20_000, 2**25  # samples and their logits at most
@@ -308,8 +308,8 @@ class Aligned(Learner):
         number, some = len(self.classes), features[_spread(np.arange(len(features)), _COMPARED)]
         # In double precision, because rounding would end the search at another place on each number of ranks.
         discriminant = self.network.head.weight.cpu(), self.network.head.bias.cpu()
-        start = scaled_rows(discriminant, _START)
-        regression = logistic_rows(features, targets, number, _STRENGTH, start, steps=_STEPS, dtype=torch.float64)
+        start, strength = scaled_rows(discriminant, _START), _STRENGTH * len(targets)
+        regression = logistic_rows(features, targets, number, strength, start, steps=_STEPS, dtype=torch.float64)
         known = torch.bincount(targets, minlength=number) > 0
         stored = len(self.buffer) / int(self._seen.counts.sum()) if self._has_forgotten else 1.0
         self._set_head(*averaged(discriminant, regression, stored / 2, some, known))
