@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import io
 import os
 import re
@@ -66,6 +67,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     finally:
         # Left in place, workers that the caller forks later would print that graspcl was stopped.
         signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+    if arguments is None and _is_one_of_several():
+        # While Python shuts down, threads of gloo that still run would abort a process whose work is done.
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        os._exit(0)
 
 
 def _without_nul(arguments: Sequence[str]) -> Sequence[str]:
@@ -74,10 +80,13 @@ def _without_nul(arguments: Sequence[str]) -> Sequence[str]:
     return arguments
 
 
+def _is_one_of_several() -> bool:
+    return "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE") != "1"
+
+
 def _alone_unless_divided(arguments: Sequence[str]) -> None:
     """Refuse to do the same work in each of several processes that torchrun has started."""
-    several = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE") != "1"
-    if several and arguments and not arguments[0].startswith("-") and arguments[0] not in _DIVIDED:
+    if _is_one_of_several() and arguments and not arguments[0].startswith("-") and arguments[0] not in _DIVIDED:
         raise GraspError(f"{arguments[0]} works in one process: start it without torchrun, which is for run and encode")
 
 
