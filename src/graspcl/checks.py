@@ -83,6 +83,15 @@ def check(name: str, value: Any, kind: Any) -> None:
         raise GraspError(f"{name} must be {_described(kind)}, got {shown(value)}")
 
 
+def is_utf8(text: str) -> bool:
+    """Whether text can be stored as UTF-8. Names of files may have been any bytes, which Python keeps as surrogates.
+
+    >>> is_utf8("é"), is_utf8("\udcff")
+    (True, False)
+    """
+    return text.encode(errors="ignore").decode() == text
+
+
 def shown(value: Any) -> str:
     """Return a value for a message, shortened: Python itself refuses to write out a number of thousands of digits.
 

@@ -174,7 +174,7 @@ def inert_cell(cell: str) -> str:
 
 
 def one_line(text: str, most: int = 10_000) -> str:
-    """Return text with a foreign name in one line that does not control the terminal, and at most so many characters.
+    """Return text, such as a foreign name, as one line of at most `most` characters that cannot control the terminal.
 
     >>> one_line("a\\nb"), one_line("abcdef", 3)
     ('a\\\\nb', 'abc…')

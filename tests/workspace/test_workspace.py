@@ -309,14 +309,20 @@ def test_a_workspace_that_may_not_be_read_is_not_called_damaged(shop, monkeypatc
             use()
 
 
+def learn_and_damage(shop, part):
+    """Learn a class, then cut the file of a part of the new version; return its name."""
+    shop.learn(texts("car", 0, 20), ["car"] * 20, updates=1)
+    with Store.open(shop.folder) as store:
+        name = store.head.manifest[part].removeprefix("object:")
+    (file,) = shop.folder.rglob(f"{name}*")
+    file.write_bytes(file.read_bytes()[:-1])
+    return name
+
+
 def test_a_damaged_version_is_not_used(shop):
     """The version before it predicts, and nothing is written."""
     before = shop.predict(ASKED).probabilities
-    shop.learn(texts("car", 0, 20), ["car"] * 20, updates=1)
-    with Store.open(shop.folder) as store:
-        name = store.head.manifest["network"].removeprefix("object:")
-    (file,) = shop.folder.rglob(f"{name}*")
-    file.write_bytes(file.read_bytes()[:-100])
+    name = learn_and_damage(shop, "network")
     notes = Notes()
     again = Workspace.open(shop.folder, progress=notes)
     assert np.array_equal(again.predict(ASKED).probabilities, before)
@@ -334,11 +340,7 @@ def test_a_damaged_version_is_not_used(shop):
 
 def test_a_change_whose_history_is_damaged_is_taken_back(shop):
     before = shop.predict(ASKED).probabilities
-    shop.learn(texts("car", 0, 20), ["car"] * 20, updates=1)
-    with Store.open(shop.folder) as store:
-        name = store.head.manifest["history"].removeprefix("object:")
-    (file,) = shop.folder.rglob(f"{name}*")
-    file.write_bytes(file.read_bytes()[:-1])
+    name = learn_and_damage(shop, "history")
     with pytest.raises(GraspError, match=f"{name}.*take the last change back with `graspcl undo`"):
         shop.status()
     told = shop.undo()

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from graspcl.checks import is_utf8
 from graspcl.cli.options import Kind, Memory, Plugins, Runs, Scale, Settings, Workers, resolve
 from graspcl.cli.progress import Bars
 from graspcl.errors import GraspError
@@ -110,7 +111,7 @@ def _parse_search(text: str) -> Space:
     {'optimiser.lr': [0.001, 0.1], 'learner': ['siesta', 'derpp']}
     """
     space: Space = {}
-    if text.encode(errors="ignore").decode() != text:  # the file of the outcome repeats it
+    if not is_utf8(text):  # the file of the outcome repeats it
         raise GraspError(f"--search {text!r} is not UTF-8")
     for part in filter(None, map(str.strip, text.split(";"))):
         name, _, values = part.partition("=")

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from graspcl.checks import Array, shown
+from graspcl.checks import Array, is_utf8, shown
 from graspcl.codec import Codec, Encoded, Identity, codecs
 from graspcl.data import Samples, data_sources
 from graspcl.data.samples import few
@@ -245,4 +245,4 @@ def _text_fault(text: object) -> str:
         return "no text" if text is None else f"text is {reprlib.repr(text)}, not a string"
     if not text or text.isspace():
         return "empty text"
-    return "" if text.encode(errors="ignore").decode() == text else "text is not UTF-8"
+    return "" if is_utf8(text) else "text is not UTF-8"

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from graspcl.buffer.state import saved_state
-from graspcl.checks import Array
+from graspcl.checks import Array, is_utf8
 from graspcl.distributed import Ranks, ShardedBuffer, distributed, text_digest
 from graspcl.errors import GraspError
 from graspcl.experiment import measure
@@ -84,7 +84,7 @@ def check_run(config: Config) -> None:
     """Refuse settings that cannot work, and loggers that are not installed, before anything is read."""
     check(config)
     for name, value in flatten(as_plain(config)).items():
-        if isinstance(value, str) and value.encode(errors="ignore").decode() != value:  # a path may be any bytes
+        if isinstance(value, str) and not is_utf8(value):  # a path may be any bytes
             raise GraspError(f"{name} is {value!r}, which is not UTF-8, so no run can store it: change the name")
     make_loggers(config.log)
 

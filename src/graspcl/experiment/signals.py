@@ -15,8 +15,8 @@ class StopSignals:
 
     `asked` is the signal that came. `leave` delivers it to whoever handled it before. A second signal is delivered at
     once; in a worker process it is ignored, since the parent kills workers that it does not wait for. Signals that were
-    ignored before, and those of a run outside the main thread, are left alone. `unless` ends what `note` is told about
-    the checkpoint.
+    ignored before, and those of a run outside the main thread, are left alone. `unless` is added to
+    what is said about the checkpoint.
     """
 
     def __init__(self, note: Callable[[str], None], unless: str = "") -> None:

@@ -68,7 +68,7 @@ class Aligned(Learner):
        as it came, whose sums are exact for all samples ever seen, to those of today. It is fitted on the stored
        samples, which then all pass through both networks.
     4. The head after a session can be the mean of the discriminant and a logistic regression on the features of stored
-       samples. Both are linear, so the mean costs no more than one of them to predict with. Where samples are lost, the
+       samples. Both are linear, and so is their mean: predicting takes no longer. Where samples are lost, the
        regression counts less.
 
     Shrinkage and temperature of the discriminant are those under which each half's rows make the other half's classes
@@ -91,7 +91,6 @@ class Aligned(Learner):
     1.0
     """
 
-    former = ("strength",)
     optimiser_by_default = Optimiser("adamw", 3e-4, weight_decay=0.01, layer_decay=1.0, schedule="linear")
 
     def __init__(
@@ -306,9 +305,9 @@ class Aligned(Learner):
         if not self._corrects or not len(targets):
             return
         number, some = len(self.classes), features[_spread(np.arange(len(features)), _COMPARED)]
-        # In double precision, because rounding would end the search at another place on each number of ranks.
         discriminant = self.network.head.weight.cpu(), self.network.head.bias.cpu()
         start, strength = scaled_rows(discriminant, _START), _STRENGTH * len(targets)
+        # In double precision, because rounding would end the search at another place on each number of ranks.
         regression = logistic_rows(features, targets, number, strength, start, steps=_STEPS, dtype=torch.float64)
         known = torch.bincount(targets, minlength=number) > 0
         stored = len(self.buffer) / int(self._seen.counts.sum()) if self._has_forgotten else 1.0
@@ -329,6 +328,9 @@ class Aligned(Learner):
             "stale": self._stale,
             "shrinkage": self._shrinkage,
         }
+
+    def adapted(self, state: dict[str, Any]) -> dict[str, Any]:
+        return {name: part for name, part in state.items() if name != "strength"}  # of a former correction
 
     def load_extra_state(self, state: dict[str, Any]) -> None:
         self._original.load_state_dict(state["original"])

@@ -155,8 +155,8 @@ class Idbr(Learner):
         passes, storing = [self._extra_forward, self._copies], rng_state(self._storing)
         return {"tasks": self.tasks, "old": self._features_before, "passes": passes, "storing": storing}
 
-    def assumed(self) -> dict[str, Any]:
-        return {"storing": rng_state(self._storing)}  # the policy's generator chose what stays
+    def adapted(self, state: dict[str, Any]) -> dict[str, Any]:
+        return {"storing": rng_state(self._storing), **state}  # the policy's generator chose what stays
 
     def load_extra_state(self, state: dict[str, Any]) -> None:
         self.tasks, (self._extra_forward, self._copies) = int(state["tasks"]), map(int, state["passes"])

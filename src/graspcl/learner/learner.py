@@ -71,7 +71,6 @@ class Learner:
     offline: bool = False  # new samples may exceed the buffer's capacity until the session ends
     coded: bool = False  # raw inputs are predicted through the codec, as stored samples are seen, not as they are
     groups_by: str | None = None  # the buffer's column used for balanced sampling, instead of the class
-    former: ClassVar[tuple[str, ...]] = ()  # parts of its state that earlier versions kept and nothing needs now
     open_session: Callable[..., Session] = Session  # what a policy sees of a session
     after_backward: Callable[[], None] | None = None  # called between the backward pass and the update on it
 
@@ -327,11 +326,11 @@ class Learner:
 
         Without `copy`, what the buffer stores is not copied: nobody else may use these arrays.
         """
-        state = {**self.assumed(), **{name: part for name, part in state.items() if name not in self.former}}
-        since = state.pop("since", None)  # where earlier versions stored it
+        state = self.adapted(state)
+        since = state.get("since")  # where earlier versions stored it
         expected = {"network", "classes", "buffer", "policy", "rng", *self.extra_state()}
-        if expected != state.keys():
-            name, keys = self.name or type(self).__name__, ", ".join(sorted(expected ^ state.keys()))
+        if expected != (found := state.keys() - {"since"}):
+            name, keys = self.name or type(self).__name__, ", ".join(sorted(expected ^ found))
             raise GraspError(f"the state does not fit a learner {name!r} with these settings: it differs in {keys}")
         before = self.knowledge()
         self.restore(state)
@@ -350,9 +349,9 @@ class Learner:
         self.policy.load_state_dict(state["policy"])
         restore_rng(self.rng, state["rng"])
 
-    def assumed(self) -> dict[str, Any]:
-        """Return those parts of `extra_state` that states of earlier versions lack, as they were then."""
-        return {}
+    def adapted(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return a state of an earlier version with what it lacks, as it was then, and without what is not used now."""
+        return state
 
     def extra_state(self) -> dict[str, Any]:
         """Return what a subclass remembers beyond the base class; its keys become keys of `state_dict`.

@@ -228,5 +228,5 @@ class Offline(GDumb):
         solved = [state["solved"][name].to(self.device).clone() for name in ("weight", "bias") if state["solved"]]
         self._rows = (solved[0], solved[1]) if solved else None
 
-    def assumed(self) -> dict[str, Any]:
-        return {"choice": Choice()._asdict(), "solved": {}, "tried": 0}  # nothing was chosen or solved
+    def adapted(self, state: dict[str, Any]) -> dict[str, Any]:
+        return {"choice": Choice()._asdict(), "solved": {}, "tried": 0, **state}  # nothing was chosen or solved

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from graspcl.checks import is_utf8
 from graspcl.errors import GraspError, MissingExtra, require
 from graspcl.images import margin
 from graspcl.model import SplitNetwork
@@ -108,7 +109,7 @@ def export(path: str | Path, what: Exportable) -> float | None:
     path = Path(path)
     check_ending(path)
     for name in what.classes:
-        if name.encode(errors="ignore").decode() != name:  # from a folder whose name is any bytes
+        if not is_utf8(name):  # from a folder whose name is any bytes
             raise GraspError(f"the name of class {name!r} is not UTF-8: change it with `graspcl rename`")
     if len(what.classes) != what.network.head.classes:
         raise GraspError(f"the head has {what.network.head.classes} rows, but there are {len(what.classes)} classes")
