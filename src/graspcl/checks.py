@@ -86,7 +86,7 @@ def check(name: str, value: Any, kind: Any) -> None:
 def is_utf8(text: str) -> bool:
     """Whether text can be stored as UTF-8. Names of files may have been any bytes, which Python keeps as surrogates.
 
-    >>> is_utf8("é"), is_utf8("\udcff")
+    >>> is_utf8("é"), is_utf8("\\udcff")
     (True, False)
     """
     return text.encode(errors="ignore").decode() == text
