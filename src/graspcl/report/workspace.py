@@ -20,7 +20,7 @@ Row = Sequence[str]
 
 def write_workspace(
     path: Path, name: str, facts: Sequence[str], warnings: Sequence[str], history: Sequence[dict[str, Any]],
-    changes: Sequence[Row], classes: Sequence[Row],
+    tables: Sequence[tuple[str, Row, Sequence[Row]]],
 ) -> None:  # fmt: skip
     """Write the page of a workspace.
 
@@ -31,17 +31,13 @@ def write_workspace(
         warnings: what should be looked at.
         history: its changes, oldest first, each with the held-out samples that are predicted correctly and their
             number: `accuracy` (right, number), and `classes` by name.
-        changes: the table of changes, as text.
-        classes: the table of classes, as text.
+        tables: title, heads of the columns and rows of each, as text.
     """
     figures = {"e0-overall": overall(history), "e0-classes": by_class(history)}
     drawn = {place: figure for place, figure in figures.items() if figure.views}
     text = render_page(
         "workspace.html", f"{name} – graspcl", drawn, name=name, facts=facts, warnings=warnings, cards=figures,
-        tables=[
-            ("Changes", ("change", "what", "held-out accuracy"), changes),
-            ("Classes", ("class", "seen", "stored", "held out", "correct"), classes),
-        ],
+        tables=tables,
     )  # fmt: skip
     write_text(path, text)
 

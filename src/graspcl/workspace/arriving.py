@@ -150,7 +150,7 @@ class Arrivals:
     contradictions: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)  # of new samples by class
-    _arrived: dict[int, str] = field(default_factory=dict)  # the classes of new samples by id
+    arrived: dict[int, str] = field(default_factory=dict)  # the classes of new samples by id
     _left: dict[int, list[tuple[str, str]]] = field(default_factory=dict)  # disputed samples by id: where, and class
 
     def chunks(self, progress: Progress) -> Iterator[Chunk]:
@@ -183,20 +183,20 @@ class Arrivals:
         names = [self.samples.classes[label] for label in self.samples.labels[rows[kept]].tolist()]
         ids, new = content_ids(inputs), []
         for place, (one, name) in enumerate(zip(ids.tolist(), names, strict=True)):
-            there = self.known.get(one, self._arrived.get(one))
+            there = self.known.get(one, self.arrived.get(one))
             if one in self.disputed:
                 self._left.setdefault(one, []).append((self._where(int(rows[kept[place]])), name))
             elif there is None:
-                self._arrived[one] = name
+                self.arrived[one] = name
                 self.counts[name] += 1
                 new.append(place)
             elif there == name:
                 self.duplicates += 1
-            elif one in self._arrived:
+            elif one in self.arrived:
                 self.torn.add(one)
             else:
                 where = self._where(int(rows[kept[place]]))
-                self.contradictions.append(f"{where} is given as {name!r}, but is stored as {there!r}: left out")
+                self.contradictions.append(f"{where} is given as {name!r}, but was learned as {there!r}: left out")
         return Chunk(ids[new], [names[place] for place in new], inputs[new])
 
     def _where(self, row: int) -> str:

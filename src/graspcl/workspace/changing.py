@@ -79,6 +79,7 @@ def _solve_again(version: Version) -> None:
     learner, policy = version.learner, version.config.policy
     if not isinstance(learner, Aligned):
         raise GraspError(f"the learner {learner.name} cannot forget; make the workspace with the learner aligned")
+    version.evicted = {}  # the sums are computed from stored samples alone, so others count as new if they arrive again
     learner.policy = policies.create(policy.name, **policy.parameters)  # its plans name samples
     learner.relearn([label for label in learner.classes if label in version.names])
 

@@ -155,6 +155,7 @@ def _take_all(
     for chunk in arrivals.chunks(progress):
         parts = [version.learner.encode(part) for part in chunk.inputs.split(_ENCODED)]
         _take(version, chunk.ids, chunk.names, torch.cat([torch.as_tensor(part) for part in parts]))
+    version.note_evicted({**arrivals.known, **arrivals.arrived})
     return arrivals
 
 

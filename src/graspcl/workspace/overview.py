@@ -28,12 +28,20 @@ _DRIFT, _LEVEL = 0.2, 1e-3  # distance of both distributions, and its p-value, f
 
 @dataclass(frozen=True)
 class ClassStatus:
-    """One class: samples seen so far, stored and held out, and how many held-out ones are predicted correctly."""
+    """One class: samples seen so far and stored, and how many held-out ones were predicted correctly.
+
+    `past` has a tally for each change of the history, the last one included.
+    """
 
     name: str
     seen: int
     stored: int
-    held: Tally
+    past: list[Tally]
+
+    @property
+    def held(self) -> Tally:
+        """How many held-out samples are predicted correctly now."""
+        return self.past[-1]
 
 
 @dataclass(frozen=True)
@@ -73,31 +81,30 @@ def status(store: Store) -> Status:
     """Describe the current version of a workspace. No stored sample is read."""
     manifest, entries = head_of(store), history_of(store)
     config, calibration = from_plain(manifest["settings"]), Calibration.from_plain(manifest["calibration"])
-    held, names = entries[-1]["classes"], class_names(manifest)
+    names = class_names(manifest)
     classes = [
         ClassStatus(name, manifest["seen"].get(str(label), 0), manifest["stored"].get(str(label), 0),
-                    Tally(*held.get(name, (0, 0))))
+                    [Tally(*entry["classes"].get(name, (0, 0))) for entry in entries])
         for label, name in names.items()
     ]  # fmt: skip
     drift = drift_of(recent_scores(store.folder, -1 if store.head is None else store.head.number), calibration)
     return Status(
         str(store.folder), str(config.network), str(config.codec), str(config.buffer.capacity), store.size(), classes,
         Tally(*entries[-1]["accuracy"]), calibration, entries, len(store.versions()) - 1, drift,
-        [*_warnings(entries, names.values()), *([_said(drift)] if drift is not None and drift.found else [])],
+        [*_warnings(entries, classes), *([_said(drift)] if drift is not None and drift.found else [])],
     )  # fmt: skip
 
 
-def _warnings(entries: list[dict[str, Any]], names: Any) -> list[str]:
+def _warnings(entries: list[dict[str, Any]], classes: list[ClassStatus]) -> list[str]:
     """Return what should be looked at: classes that fell since they were best, or in the last change."""
     found = []
-    for name in names:
-        past = [Tally(*entry["classes"][name]) for entry in entries if name in entry.get("classes", {})]
-        past = [one for one in past if one.number]
+    for one_class in classes:
+        past = [one for one in one_class.past if one.number]
         if len(past) < 2:
             continue
         best, now = max(past, key=lambda one: one.points), past[-1]
         if now.points < best.points - 10 and best.right / best.number * now.number - now.right >= 2:
-            found.append(f"{name!r} has fallen from {best} to {now} of its held-out samples")
+            found.append(f"{one_class.name!r} has fallen from {best} to {now} of its held-out samples")
     for entry in entries[-1:]:
         fell = "fell beyond chance in the last change, which was accepted"
         found += [f"{name!r} {fell}" for name in entry.get("fallen", [])]

@@ -36,6 +36,7 @@ class Version:
     backbone: str  # digest of the network as it came
     learner: Learner
     held: HeldOut = field(default_factory=HeldOut.none)
+    evicted: dict[int, int] = field(default_factory=dict)  # labels, by id, of learned samples that made room for others
     names: dict[int, str] = field(default_factory=dict)  # of classes by label; labels are never used again
     seen: dict[int, int] = field(default_factory=dict)  # samples of each class so far, held-out ones among them
     next: int = 0  # the label of the next new class
@@ -48,9 +49,9 @@ class Version:
         manifest = head_of(store)
         config = from_plain(manifest["settings"])
         codec = codecs.create(config.codec.name, **config.codec.parameters)
-        learner, held = load_learner(store, manifest, config, codec)
+        learner, held, evicted = load_learner(store, manifest, config, codec)
         return cls(
-            config, manifest["backbone"], learner, held, class_names(manifest),
+            config, manifest["backbone"], learner, held, evicted, class_names(manifest),
             {int(label): number for label, number in manifest["seen"].items()}, manifest["next"],
             manifest["segments"], history_of(store),
         )  # fmt: skip
@@ -63,7 +64,7 @@ class Version:
             summary: what the history tells about it, plain JSON.
             forgotten: whether samples were forgotten. Then all earlier versions go, and with them what they stored.
         """
-        parts = save_learner(store, self.learner, self.held, self.segments, forgotten)
+        parts = save_learner(store, self.learner, self.held, self.evicted, self.segments, forgotten)
         calibration, judged = self.calibration(), self.accuracies()
         total = Tally(sum(one.right for one in judged.values()), sum(one.number for one in judged.values()))
         entry = {
@@ -102,13 +103,16 @@ class Version:
         return np.array([label_of[name] for name in names], np.int64)
 
     def known(self) -> dict[int, str]:
-        """Return the class of each sample that is stored or held out, by id."""
+        """Return the class of each sample that was learned or is held out, by id."""
         pairs = ((self.buffer.ids, self.buffer.labels), (self.held.ids, self.held.labels))
-        return {
-            one: self.names[label]
-            for ids, labels in pairs
-            for one, label in zip(ids.tolist(), labels.tolist(), strict=True)
-        }
+        labels = {one: label for pair in pairs for one, label in zip(*map(np.ndarray.tolist, pair), strict=True)}
+        return {one: self.names[label] for one, label in {**self.evicted, **labels}.items()}
+
+    def note_evicted(self, learned: dict[int, str]) -> None:
+        """Remember which of the `learned` samples, classes by id, are neither stored nor held out any more."""
+        present = {*self.buffer.ids.tolist(), *self.held.ids.tolist()}
+        label_of = {name: label for label, name in self.names.items()}
+        self.evicted = {one: label_of[name] for one, name in learned.items() if one not in present}
 
     # -- held-out samples ----------------------------------------------------------------------------------------------
 
