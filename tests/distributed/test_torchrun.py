@@ -120,6 +120,30 @@ def test_ranks_resume_together_if_a_file_is_damaged(pair, tmp_path, damaged):
     compare(pair, config.parent, 0)
 
 
+LEAVE = """
+import os
+import torch
+from graspcl.distributed import joined
+
+before = len(os.listdir("/proc/self/task"))
+with joined() as ranks:
+    ranks.any(True)
+    weight = torch.ones(1, requires_grad=True)
+    torch.optim.SGD([weight], 0.1).step()
+    assert len(os.listdir("/proc/self/task")) > before
+assert len(os.listdir("/proc/self/task")) == before
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts the threads of a process in /proc")
+def test_a_process_that_leaves_the_ranks_has_none_of_their_threads():
+    """A thread that was busy while Python shut down would abort it, although its work is done."""
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    environment = {**os.environ, **alone, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", LEAVE], capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.slow
 def test_a_rank_that_hangs_is_noticed(tmp_path):
     code, output = launch(tmp_path, 2, "--timeout", "5", kill="1 hang 5")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import io
 import os
 import re
@@ -67,11 +66,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     finally:
         # Left in place, workers that the caller forks later would print that graspcl was stopped.
         signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
-    if arguments is None and _is_one_of_several():
-        # While Python shuts down, threads of gloo that still run would abort a process whose work is done.
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        os._exit(0)
 
 
 def _without_nul(arguments: Sequence[str]) -> Sequence[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import json
 import os
 import re
@@ -51,6 +52,9 @@ def joined(timeout: float = 600.0, device: str = "auto") -> Iterator[Ranks]:
     cuda = device != "cpu" and torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    # The first step of an optimiser would import this. Its defaults would be the group that is joined here, which could
+    # then not be left: a thread of gloo would go on, and abort the process if it was busy when Python shut down.
+    importlib.import_module("torch.distributed.nn.functional")
     limit = timedelta(seconds=timeout)
     try:
         found, rank, world = next(rendezvous("env://", timeout=limit))
