@@ -48,7 +48,8 @@ def main(name, **options):
             own = change(config, {"policy": policy})
             learners[policy], seconds[policy] = prepared.new_learner(own), [0.0]
             learn_base(own, prepared, learners[policy], Path(folder), Silent())
-    fits = measure.samples_within(config, learners[FRESH], prepared.codes[np.array(prepared.samples.train[:1000])])
+    train = prepared.samples.train[prepared.readable[prepared.samples.train]]
+    fits = measure.samples_within(config, learners[FRESH], prepared.codes.at(train[:1000]))
     for chunk in prepared.stream:
         codes, labels = prepared.codes[chunk.indices], prepared.samples.labels[chunk.indices]
         for policy, learner in learners.items():

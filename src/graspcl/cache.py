@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import io
 import json
+import math
 import os
 from collections.abc import Callable, Container, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from graspcl.checks import Array
 from graspcl.errors import GraspError
-from graspcl.files import check_regular
-from graspcl.integrity import pack_arrays, read_arrays
+from graspcl.files import check_regular, open_regular
+from graspcl.integrity import pack_arrays, place_in_archive, read_arrays
 from graspcl.progress import Progress, Silent
+from graspcl.rows import Rows
 from graspcl.state import write_whole
 
 _SHARD = 1024  # samples per file
+_GAP = 1 << 16  # bytes between two rows that are read with them: that is quicker than to ask twice
 _REQUIRED = ContextVar("_REQUIRED", default=False)  # whether the cache has to be written
 
 
@@ -92,57 +96,62 @@ def required() -> Iterator[None]:
 class CachedRows:
     """One row for each of N samples."""
 
-    values: Array  # [N, …]
+    values: Rows  # [N, …], read from the cache when they are indexed; zeros where a sample cannot be read
     readable: Array  # [N], False where a sample cannot be read
     problems: list[str]  # why not, one line each
 
 
 Shard = tuple[Array, Array, list[str]]  # values of readable samples, their positions, and the problems of the others
 Compute = Callable[[Array], Shard]
-Kept = TypeVar("Kept")
+Keep = Callable[[int, Shard, Path | None], None]  # takes the first row of a shard, the shard, and its file if any
 
 
 def cached_rows(key: str, number: int, compute: Compute, progress: Progress, title: str) -> CachedRows:
     """Return the rows of `number` samples from the cache, or compute and store them.
 
-    Rows are stored in files of a thousand, so that stopped work resumes. Processes that want the same rows at the same
-    time share the work: each computes files that no other one is computing. What a killed one held is free at once.
+    Rows are stored in files of a thousand, so that stopped work resumes. Each file is verified here, and its values are
+    read again when they are used. They are in memory together only if the cache cannot be written.
+
+    Processes that want the same rows at the same time share the work: each computes files that no other one is
+    computing. What a killed one held is free at once.
 
     The folder `key` in the cache must identify everything the rows depend on. `compute` maps indices to a `Shard`.
     """
-    return _joined(number, _shards(key, number, compute, progress, title, lambda shard: shard))
+    stored = _Stored(number)
+    _shards(key, number, compute, progress, title, stored.add)
+    return stored.rows()
 
 
 def fill_rows(key: str, number: int, compute: Compute, progress: Progress, title: str) -> None:
-    """Compute and store rows like `cached_rows`, without holding more than one file of them in memory."""
-    _shards(key, number, compute, progress, title, lambda shard: None)
+    """Compute and store rows like `cached_rows`, for other processes."""
+    _shards(key, number, compute, progress, title, lambda begin, shard, file: None)
 
 
-def _shards(
-    key: str, number: int, compute: Compute, progress: Progress, title: str, keep: Callable[[Shard], Kept]
-) -> dict[int, Kept]:
-    """Read or compute all shards; return what `keep` makes of each, by its first row."""
-    folder, kept, computed = cache_folder() / key, dict[int, Kept](), False
+def _shards(key: str, number: int, compute: Compute, progress: Progress, title: str, keep: Keep) -> None:
+    """Read or compute all shards, and give each to `keep`."""
+    folder, done, computed = Path(os.path.abspath(cache_folder() / key)), set[int](), False
     sizes = {begin: min(_SHARD, number - begin) for begin in range(0, number, _SHARD)}
 
     def find(begin: int, progress: Progress) -> bool:
-        if (shard := _read(folder / f"{begin:08d}.npz", sizes[begin], progress)) is not None:
-            kept[begin] = keep(shard)
-        return begin in kept
+        file = folder / f"{begin:08d}.npz"
+        if (shard := _read(file, sizes[begin], progress)) is not None:
+            keep(begin, shard, file)
+            done.add(begin)
+        return begin in done
 
     if missing := [begin for begin in sizes if not find(begin, Silent())]:
         with progress.task(title, sum(sizes[begin] for begin in missing)) as advance:
-            for begin, held in _taken(folder, missing, kept, progress):
+            for begin, held in _taken(folder, missing, done, progress):
                 with held:
                     if not find(begin, progress):  # another process may have computed it in the meantime
                         indices, computed = np.arange(begin, begin + sizes[begin]), True
-                        shard = compute(indices)
-                        _write(folder / f"{begin:08d}.npz", shard, progress)
-                        kept[begin] = keep(shard)
+                        values, kept, problems = compute(indices)
+                        shard = np.ascontiguousarray(values), kept, problems
+                        keep(begin, shard, _write(folder / f"{begin:08d}.npz", shard, progress))
+                        done.add(begin)
                 advance(sizes[begin])
-    if kept and not computed:
+    if done and not computed:
         progress.note(f"{title}: read from the cache ({folder})")
-    return {begin: kept[begin] for begin in sizes}
 
 
 def _taken(
@@ -162,13 +171,63 @@ def _taken(
                     file.unlink()
 
 
-def _joined(number: int, shards: dict[int, Shard]) -> CachedRows:
-    example = next((values for values, *_ in shards.values() if len(values)), np.empty(0, np.float32))
-    joined, readable = np.zeros((number, *example.shape[1:]), example.dtype), np.zeros(number, bool)
-    for begin, (values, kept, _) in shards.items():
-        if len(kept):  # else their values have no shape
-            joined[begin + kept], readable[begin + kept] = values, True
-    return CachedRows(joined, readable, [problem for *_, problems in shards.values() for problem in problems])
+class _Stored:
+    """Rows of `number` samples in files of the cache. Those that are in no file stay in memory."""
+
+    def __init__(self, number: int) -> None:
+        self._readable, self._problems = np.zeros(number, bool), dict[int, list[str]]()
+        self._shape, self._dtype = tuple[int, ...](), np.dtype(np.float32)  # of a row
+        self._values: dict[int, Array | tuple[Path, int]] = {}  # of each shard: file and first byte, or themselves
+
+    def add(self, begin: int, shard: Shard, file: Path | None) -> None:
+        """Take over the shard that starts with row `begin`, and is in this file, if any."""
+        values, kept, self._problems[begin] = shard
+        if not len(kept):  # values have no shape
+            return
+        if not self._values:
+            self._shape, self._dtype = values.shape[1:], values.dtype
+        elif (self._shape, self._dtype) != (values.shape[1:], values.dtype):
+            raise GraspError(f"{file or 'what was computed'} has rows of another kind than the other files beside it")
+        self._readable[begin + kept] = True
+        place = place_in_archive(file, "values", values.nbytes) if file and values.flags.c_contiguous else None
+        self._values[begin] = values if file is None or place is None else (file, place)
+
+    def rows(self) -> CachedRows:
+        """Return all rows."""
+        values = Rows(self._read, (len(self._readable), *self._shape), self._dtype)
+        problems = [problem for begin in sorted(self._problems) for problem in self._problems[begin]]
+        return CachedRows(values, self._readable, problems)
+
+    def _read(self, rows: Array) -> Array:
+        found = np.zeros((len(rows), *self._shape), self._dtype)
+        wanted = np.flatnonzero(self._readable[rows])
+        wanted = wanted[np.argsort(rows[wanted], kind="stable")]
+        for some in np.split(wanted, np.flatnonzero(np.diff(rows[wanted] // _SHARD)) + 1):
+            if len(some):
+                begin = int(rows[some[0]]) // _SHARD * _SHARD
+                places = np.cumsum(self._readable[begin : begin + _SHARD])[rows[some] - begin] - 1
+                values = self._values[begin]
+                found[some] = values[places] if isinstance(values, np.ndarray) else self._read_file(*values, places)
+        return found
+
+    def _read_file(self, path: Path, start: int, places: Array) -> Array:
+        """Return the rows at `places` [m], ascending, of those that start at a byte of a file."""
+        found = np.empty((len(places), *self._shape), self._dtype)
+        size = math.prod(self._shape) * self._dtype.itemsize
+        cuts = (np.flatnonzero(np.diff(places) * size > _GAP) + 1).tolist()
+        try:
+            with open_regular(path) as file:
+                for begin, end in zip([0, *cuts], [*cuts, len(places)], strict=True):
+                    first = int(places[begin])
+                    part = np.empty((int(places[end - 1]) - first + 1, *self._shape), self._dtype)
+                    file.seek(start + first * size)
+                    if file.readinto(part.reshape(-1).view(np.uint8)) < part.nbytes:  # type: ignore[attr-defined]
+                        raise OSError(errno.EIO, "it has been cut")
+                    found[begin:end] = part[places[begin:end] - first]
+        except OSError as error:
+            said = f"the cache file {path} cannot be read again: {error.strerror}"
+            raise GraspError(f"{said}; run the same command again, which computes what is missing") from error
+        return found
 
 
 def _read(path: Path, number: int, progress: Progress) -> Shard | None:
@@ -186,7 +245,8 @@ def _read(path: Path, number: int, progress: Progress) -> Shard | None:
     return values, kept, list(problems)
 
 
-def _write(path: Path, shard: Shard, progress: Progress) -> None:
+def _write(path: Path, shard: Shard, progress: Progress) -> Path | None:
+    """Write a shard, and return its file; None if it could not be written."""
     values, kept, problems = shard
     arrays = {"values": values, "kept": kept, "problems": np.array(json.dumps(problems))}
     try:
@@ -196,6 +256,8 @@ def _write(path: Path, shard: Shard, progress: Progress) -> None:
         if _REQUIRED.get():
             raise GraspError(f"{said}; make room, or name another folder in GRASPCL_CACHE, and run it again") from error
         progress.note(f"{said}; continuing without a cache")
+        return None
+    return path
 
 
 def digest_of(tensors: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ import contextlib
 import io
 import json
 import re
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -132,6 +133,16 @@ def read_arrays(path: Path) -> dict[str, Array]:
             return dict(file)
     except Exception as error:  # zip files and arrays fail in many ways
         raise Damaged(str(error) or type(error).__name__) from error
+
+
+def place_in_archive(path: Path, name: str, size: int) -> int | None:
+    """Return the first byte of an array of `size` bytes in a .npz file that was read; None if it is compressed."""
+    with open_regular(path) as file, zipfile.ZipFile(file) as archive:
+        member = archive.getinfo(f"{name}.npy")
+        file.seek(member.header_offset + 26)
+        lengths = file.read(2), file.read(2)  # of its name and of what follows that in its header
+        begin = member.header_offset + 30 + sum(int.from_bytes(length, "little") for length in lengths)
+        return begin + member.file_size - size if member.compress_type == zipfile.ZIP_STORED else None
 
 
 # -- tensors -----------------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ def compute(indices):
     return indices[:, None].astype(np.float32), np.arange(len(indices)), []
 
 rows = cached_rows("key", 3000, compute, Notes(), "rows")
-assert rows.readable.all() and (rows.values[:, 0] == np.arange(3000)).all()
+assert rows.readable.all() and (rows.values[:][:, 0] == np.arange(3000)).all()
 """
 Process = subprocess.Popen[str]
 

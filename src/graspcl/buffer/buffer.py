@@ -25,7 +25,7 @@ from graspcl.buffer.columns import (
 )
 from graspcl.buffer.ledger import CHECKS, OWN, Ledger, reopen
 from graspcl.buffer.maintenance import Maintenance, last_owner
-from graspcl.buffer.sequences import PER_CODE, POOL, Rows, Sequences
+from graspcl.buffer.sequences import PER_CODE, POOL, Sequences
 from graspcl.buffer.state import restore_state, saved_state
 from graspcl.buffer.threads import Guarded, alone
 from graspcl.buffer.views import Views
@@ -157,8 +157,7 @@ class Buffer(Guarded, Views):
         if column in self._storage:
             return self._storage[column][: self._count]
         if column == "codes" and self._sequences is not None and self._shape is not None:
-            rows: Any = Rows(self._codes_of, (self._count, *self._shape), self._sequences.padding.dtype)
-            return rows  # type: ignore[no-any-return]
+            return self._sequences.rows(self._count, self._codes_of)  # type: ignore[return-value]
         if column not in self._declared:
             raise GraspError(f"the buffer has no column {column!r}; {nearest(column, [*self._declared, 'codes'])}")
         shape, dtype = self._declared[column]
@@ -220,12 +219,12 @@ class Buffer(Guarded, Views):
         codes = codes if self._ragged else torch.as_tensor(codes).to(device, non_blocking=True)
         return self.codec.decode(codes).to(device, non_blocking=True)
 
-    def mean_bytes(self, codes: Codes) -> int:
-        """Return the bytes that each of codes [n, …] takes in the buffer, the mean rounded up."""
+    def mean_bytes(self, codes: Any) -> int:
+        """Return the bytes that each of codes [n, …], also `Rows`, takes in the buffer, the mean rounded up."""
         if self._sized is None:
             return int(codes[0].nbytes)
         beside = 16 if self._ragged else 12  # a length, and a pointer or a start
-        return beside + int(np.ceil(self._sized.lengths(np.asarray(codes)).mean()))
+        return beside + int(np.ceil(self._sized.lengths(codes if self._ragged else np.asarray(codes)).mean()))
 
     def draw_seed(self) -> int:
         """Draw a seed from the buffer's own generator, for callers without a generator."""

@@ -12,12 +12,13 @@ import numpy as np
 
 from graspcl.buffer.arguments import made_folder
 from graspcl.buffer.columns import Columns, Storage, map_array
-from graspcl.buffer.sequences import PER_CODE, Rows, Sequences
+from graspcl.buffer.sequences import PER_CODE, Sequences
 from graspcl.cache import digest_of, lock
 from graspcl.checks import Array
 from graspcl.errors import GraspError
 from graspcl.files import read_regular
 from graspcl.integrity import checksum, read_object, seal_object
+from graspcl.rows import Rows
 from graspcl.state import write_whole
 
 if TYPE_CHECKING:

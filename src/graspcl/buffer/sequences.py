@@ -12,6 +12,7 @@ import numpy as np
 from graspcl.buffer.columns import Columns, Storage
 from graspcl.checks import Array
 from graspcl.errors import GraspError
+from graspcl.rows import Rows
 
 if TYPE_CHECKING:
     import torch
@@ -105,6 +106,10 @@ class Sequences:
         places = np.moveaxis(codes, self._axis, 1)
         places[:] = self._pool[_PLACES][self._rows(starts)].reshape(places.shape)
         return codes
+
+    def rows(self, number: int, read: Callable[[Array], Array]) -> Rows:
+        """Return codes [number, …] that are padded where they are read."""
+        return Rows(read, (number, *self._shape), self.padding.dtype)
 
     def release(self, starts: Array) -> None:
         """Free the room of the codes that start at `starts` [n]."""
@@ -245,26 +250,3 @@ def padded(state: Mapping[str, Any], shape: tuple[int, ...]) -> Array:
     real = np.arange(places.shape[1]) < counts[:, None]
     places[real] = np.asarray(state["locations"]).reshape(-1, *places.shape[2:])
     return codes
-
-
-class Rows:
-    """The codes [n, …] in the slots of a buffer, as an array that is padded where it is read: `codes[slots]`.
-
-    Args:
-        read: returns the codes [m, …] of slots [m].
-        shape: of all codes.
-        dtype: of a number in them.
-    """
-
-    def __init__(self, read: Callable[[Array], Array], shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        self._read, self.shape, self.dtype = read, shape, dtype
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, slots: Any) -> Array:
-        chosen = np.arange(len(self))[slots]
-        return self._read(np.atleast_1d(chosen)).reshape(*chosen.shape, *self.shape[1:])
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        return np.asarray(self[:], dtype)

@@ -77,7 +77,7 @@ def _encode(config: Config, progress: Progress) -> Encoded:
         prepared = prepare(config, progress)
     if not config.measure.coded:
         prepared.test_latents()
-    codes, listed = prepared.codes, None
+    codes, listed = prepared.codes, None  # their number and size are known without reading them
     if prepared.problems:
         listed = cache_folder() / "problems" / f"{prepared.samples.name}-{prepared.samples.fingerprint()}.json"
         content = json.dumps(prepared.problems, indent=1).encode()
@@ -85,5 +85,5 @@ def _encode(config: Config, progress: Progress) -> Encoded:
             write_whole(listed, lambda file: file.write(content))
         except OSError:  # runs list them again, in problems.json
             listed = None
-    size = int(codes[0].nbytes) if len(codes) else 0
+    size = codes.nbytes // max(1, len(codes))
     return Encoded(int(prepared.readable.sum()), size, prepared.problems, listed)

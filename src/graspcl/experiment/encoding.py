@@ -23,6 +23,7 @@ from graspcl.model import SplitNetwork
 from graspcl.pretrain import fit_codec, load_codec
 from graspcl.progress import Progress, Silent
 from graspcl.random import generator
+from graspcl.rows import Rows
 from graspcl.settings.config import Config, Part, digest
 from graspcl.state import load_state, save_state, write_whole
 
@@ -98,12 +99,12 @@ def _extractor(samples: Samples[Any], network: SplitNetwork, rows: Array | None 
     return compute
 
 
-def test_latents(config: Config, samples: Samples[Any], pretrained: Pretrained, progress: Progress) -> Array | None:
+def test_latents(config: Config, samples: Samples[Any], pretrained: Pretrained, progress: Progress) -> Rows | None:
     """Return the uncoded latents of `samples.test` in half precision; None where they would take too much room."""
     network = pretrained.network.execute(config.execution.make()).eval()
     key, test = _latents_key(network, samples), np.array(samples.test)
     if not pretrained.trained and (latents := _latents(samples, network, key, Silent())) is not None:
-        return latents.values[test]
+        return latents.values.at(test)
     if (size := 2 * _encode(network, first_readable(samples))[0].numel() * len(test)) > _LATENTS:
         why = f"their latents would take {size / 1e9:.1f} GB"
         progress.note(f"test samples pass through the codec, because {why} (--measure.coded true)")
@@ -261,6 +262,18 @@ def read_all(samples: Samples[Any], what: str, title: str, progress: Progress, r
 
     key = f"{what}/{samples.name}-{samples.fingerprint()}" + ("" if rows is None else f"-{digest_of({'rows': rows})}")
     return cached_rows(key, len(samples if rows is None else rows), compute, progress, f"{title} {samples.name}")
+
+
+def image_files(samples: Samples[Any]) -> Rows:
+    """Return the image files of all samples as the codec 'encoded' stores them [N], which are read when indexed."""
+
+    def read(rows: Array) -> Array:
+        files, _, problems = samples.encoded_some(rows)
+        if problems:  # since it was found to be readable
+            raise GraspError(problems[0])
+        return files
+
+    return Rows(read, (len(samples),), object)
 
 
 def first_readable(samples: Samples[Any]) -> Any:

@@ -16,10 +16,11 @@ from graspcl.learner import Learner
 from graspcl.metric import drift
 from graspcl.policy import Budget, prototype_distances
 from graspcl.random import restore_rng, rng_state
+from graspcl.rows import Rows
 from graspcl.settings.config import BudgetConfig, Config, StopConfig
 from graspcl.stream import Stream
 
-_CHUNK = 4096
+_CHUNK = 512  # samples that are read and predicted at a time, as many as in a forward pass
 _HELD_OUT = 2_000  # samples at most
 
 
@@ -31,7 +32,7 @@ class TestSet:
 
     __test__ = False  # not a pytest class
 
-    def __init__(self, inputs: Codes, labels: Array, arrived: Array, coded: bool = True) -> None:
+    def __init__(self, inputs: Codes | Rows, labels: Array, arrived: Array, coded: bool = True) -> None:
         self.inputs, self.labels, self.arrived, self.coded = inputs, labels, arrived, coded
 
     def predict(self, learner: Learner, session: int) -> tuple[Array, float, float]:
@@ -213,7 +214,7 @@ def session_budget(settings: BudgetConfig, seen: int, fits: int | None, session:
     return Budget.passes(times * settings.passes, stored, settings.batch_size)
 
 
-def samples_within(config: Config, learner: Learner, codes: Codes) -> int | None:
+def samples_within(config: Config, learner: Learner, codes: Codes | Rows) -> int | None:
     """Return how many samples like `codes` the configured capacity holds; None for all.
 
     What a learner stores beside them, as DER++ does logits, does not count: sessions of all learners are equally long.
@@ -222,5 +223,5 @@ def samples_within(config: Config, learner: Learner, codes: Codes) -> int | None
     shapes = [column for name, column in learner.buffer.columns.items() if name not in own]
     columns = sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in shapes)
     codec = learner.buffer.codec
-    size = learner.buffer.mean_bytes(codes[:1000])
+    size = learner.buffer.mean_bytes(codes)
     return capacity_in_samples(config.buffer.capacity, size + columns, codec.nbytes if codec else 0)

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import ArrayLike
 
 from graspcl import __version__
-from graspcl.buffer import Buffer, Codes, rules
+from graspcl.buffer import Buffer, rules
 from graspcl.cache import CachedRows, cache_folder, digest_of, lock
 from graspcl.checks import Array
 from graspcl.codec import Auto, Codec, Encoded, Identity, codecs
@@ -27,6 +27,7 @@ from graspcl.experiment.encoding import (
     first_readable,
     fitted_codec,
     help_encoding,
+    image_files,
     read_all,
     test_latents,
 )
@@ -40,6 +41,7 @@ from graspcl.pretrain import fit_codec, save_weights, train_accuracy
 from graspcl.progress import Progress, Silent
 from graspcl.random import generator
 from graspcl.registry import parameter_names
+from graspcl.rows import Rows
 from graspcl.settings.config import Config, Part, as_plain, digest, identity
 from graspcl.settings.presets import base_preset
 from graspcl.settings.rules import check, keeps_frozen, network_options
@@ -58,10 +60,10 @@ class Prepared:
     stream: Stream  # it has not started, and has only samples that can be read
     pretrained: Pretrained
     codec: Codec
-    codes: Codes  # of all samples [N]
+    codes: Rows  # of all samples [N, …], read when they are indexed
     readable: Array  # [N]
     problems: list[str]
-    test_latents: Callable[[], Array | None]  # of `samples.test`, uncoded; None where there are only codes
+    test_latents: Callable[[], Rows | None]  # of `samples.test`, uncoded; None where there are only codes
     codec_cost: dict[str, Any]  # what the codec costs, if it was fitted
 
     @cached_property
@@ -84,17 +86,13 @@ def prepare(config: Config, progress: Progress) -> Prepared:
     codec: Codec
     cost: dict[str, Any] = {}
     if config.rehearsal == "veridical" and scanned is not None:
-        codec, rows = Encoded(config.data.pixels, whole=samples.whole), scanned
-        files, kept, _ = samples.encoded_some(np.arange(len(samples)))
-        found = np.full(len(samples), b"", object)
-        found[kept] = files
-        codes: Codes = found
+        codec, rows, codes = Encoded(config.data.pixels, whole=samples.whole), scanned, image_files(samples)
     else:
         if config.rehearsal == "veridical":
             codec, rows = Identity(), read_all(samples, "tokens", "tokenising", progress)
         else:
             codec, rows, cost = encode_samples(config, samples, pretrained, base, progress)
-        codes = torch.from_numpy(rows.values)
+        codes = rows.values
     problems = [*samples.problems, *filter(None, rows.problems)]
     stream = _readable_part(stream, rows.readable, samples.labels)
     latents = config.rehearsal == "latent"

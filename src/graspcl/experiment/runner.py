@@ -105,10 +105,10 @@ class _RunLoop:
         train, test = np.array(samples.train), np.array(samples.test)
         tested = readable[test] & np.isin(samples.labels[test], [*self.stream.home])
         latents, test = None if config.measure.coded else prepared.test_latents(), test[tested]
-        inputs = prepared.codes[test] if latents is None else latents[tested]
+        inputs = prepared.codes.at(test) if latents is None else latents.at(np.flatnonzero(tested))
         arrived = measure.arrivals(self.stream, samples, test)
         self.tests = measure.TestSet(inputs, samples.labels[test], arrived, coded=latents is None)
-        self.fits = measure.samples_within(config, self.learner, prepared.codes[train[readable[train]][:1000]])
+        self.fits = measure.samples_within(config, self.learner, prepared.codes.at(train[readable[train]][:1000]))
         self.held_out: measure.HeldOut | None = None
         if config.rehearses and (config.stop.patience is not None or config.stop.keep is not None):
             rng = generator(config.seed, "held out")
