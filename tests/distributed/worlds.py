@@ -148,7 +148,13 @@ def add_noise(learner: Learner, seed: int) -> None:
 def place_by_chunk() -> None:
     """Let each insertion go to one rank: shards are uneven, some classes lie on one rank, and rank 3 holds nothing."""
     insertions = itertools.count()
-    Shares._fewest = lambda codes, number: np.full(number, next(insertions) % min(3, codes.ranks.world))
+
+    def give(codes: Shares, number: int) -> Any:
+        rank = next(insertions) % min(3, codes.ranks.world)
+        codes._levels[rank] += number
+        return np.full(number, rank, np.int16)
+
+    Shares._give = give
 
 
 def learn_all(ranks: Ranks | None, cases: list[dict[str, Any]]) -> dict[str, Any]:

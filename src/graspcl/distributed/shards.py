@@ -7,7 +7,9 @@ mean the same everywhere. A sample stays where it is when its slot changes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,7 @@ from graspcl.errors import GraspError
 
 _NOBODY = -1
 _CHUNK = 1024  # texts that are divided at a time
+_PIECE = 1 << 16  # codes that are copied at a time
 
 
 class Shares:
@@ -33,18 +36,34 @@ class Shares:
         self.ranks = ranks
         self._levels = np.zeros(ranks.world, np.int64)  # how many samples each rank holds
 
-    def _fewest(self, number: int) -> Array:
-        """Return the ranks of `number` new samples, which hold them from now on."""
-        after = self._levels[:, None] + np.arange(number)
-        return np.argsort(after.T, axis=None, kind="stable")[:number] % self.ranks.world
-
     def _give(self, number: int) -> Array:
-        chosen = self._fewest(number)
-        self._levels += np.bincount(chosen, minlength=self.ranks.world)
+        """Return the ranks of `number` new samples, int16, which hold them from now on.
+
+        Ranks that hold the fewest take turns until they hold as many as the next one. Of several, those come first that
+        held more before, then those of lower numbers.
+        """
+        before, begin = self._levels.copy(), 0
+        turns = np.argsort(-before, kind="stable")
+        chosen = np.empty(number, np.int16)
+        for level, following in pairwise([*np.unique(before).tolist(), math.inf]):
+            fewest = turns[before[turns] <= level]
+            end = int(min(begin + (following - level) * len(fewest), number))
+            for place, rank in enumerate(fewest.tolist()):
+                own = chosen[begin + place : end : len(fewest)]
+                own[:] = rank
+                self._levels[rank] += len(own)
+            begin = end
         return chosen
 
     def _take(self, holders: Array) -> None:
         self._levels -= np.bincount(holders, minlength=self.ranks.world)
+
+
+def _pieces(values: Array, rows: Array) -> Iterator[tuple[slice, Array]]:
+    """Yield some of the `rows` [m] of an array at a time: their positions in `rows`, and the rows themselves."""
+    for begin in range(0, len(rows), _PIECE):
+        some = slice(begin, begin + _PIECE)
+        yield some, values[rows[some]]
 
 
 def _gathered(ranks: Ranks, own: Array, holders: Array) -> Array:
@@ -101,10 +120,12 @@ class ShardedCodes(Shares):
             self.holders[slots], self._places[slots] = self.holders[values.slots], self._places[values.slots]
             self.holders[values.slots] = _NOBODY
         elif values is not None:
-            self.holders[slots] = self._give(len(slots))
-            own = np.flatnonzero(self.holders[slots] == self.ranks.rank)
+            self.holders[slots] = given = self._give(len(slots))
+            own = np.flatnonzero(given == self.ranks.rank)
             self._places[slots[own]] = places = self._room(len(own))
-            self._own["codes"][places] = values[own]
+            parts = getattr(values, "parts", None)  # of codes that lie in files
+            for some, codes in _pieces(values, own) if parts is None else parts(own):
+                self._own["codes"][places[some]] = codes
 
     def grow(self, rows: int) -> None:
         """Make room for `rows` samples in all."""
