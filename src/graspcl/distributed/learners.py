@@ -13,7 +13,7 @@ from graspcl.cache import digest_of
 from graspcl.distributed.ranks import Ranks, text_digest
 from graspcl.distributed.session import ShardedSession, SharedSession
 from graspcl.distributed.shards import ShardedBuffer
-from graspcl.distributed.sharing import SharedForward, average_gradients
+from graspcl.distributed.sharing import RankPeers, SharedForward, average_gradients
 from graspcl.errors import GraspError
 from graspcl.learner import Learner
 from graspcl.model.layers import FrozenBatchNorm2d
@@ -62,6 +62,7 @@ def distributed(learner: L, ranks: Ranks | None = None, shards: Literal["ranks"]
     if shards is not None:
         learner.buffer = ShardedBuffer.of(buffer, ranks)
     SharedForward(ranks, learner.network)
+    learner.peers = RankPeers(ranks, learner)
     learner.after_backward = partial(average_gradients, learner, ranks)
     learner.open_session = partial(SharedSession if shards is None else ShardedSession, ranks)
     return learner

@@ -72,10 +72,17 @@ class Moments:
         """Return the moments without those of some of the same samples."""
         rest = self + Moments(self.sums.shape[1], device=self.sums.device, second=bool(len(self.second)))
         known = len(other.counts)
+        rest.grow(known)
         rest.counts[:known] -= other.counts
         rest.sums[:known] -= other.sums
         rest.second -= other.second
         return rest
+
+    def total(self, classes: int, add: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Add up the moments that several processes have of up to `classes` classes; `add` adds up one tensor."""
+        self.grow(classes)
+        self.counts, self.sums, second = add(self.counts), add(self.sums), add(self.second)
+        self.second = (second + second.T) / 2  # exactly symmetric, as it is saved, in whatever order it was added
 
     @property
     def means(self) -> torch.Tensor:
@@ -146,6 +153,10 @@ class Movement:
         """Add samples by their features [n, D], earlier and present."""
         both = torch.cat([before, now, before.new_ones(len(before), 1)], dim=1).double()
         self._pairs.addmm_(both.T, both)
+
+    def total(self, add: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Add up the samples that several processes have added; `add` adds up one tensor."""
+        self._pairs = add(self._pairs)
 
     def carry(self, moments: Moments) -> Moments:
         """Return what moments of earlier features are in present features."""
