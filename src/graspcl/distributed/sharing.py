@@ -80,7 +80,8 @@ class RankPeers(Peers):
     """The ranks that learn together, as a learner sees them."""
 
     def __init__(self, ranks: Ranks, learner: Learner) -> None:
-        self.ranks, self.learner, self.first = ranks, learner, ranks.rank == 0
+        self.ranks, self.learner = ranks, learner
+        self.first, self.number = ranks.rank == 0, ranks.world
 
     def part(self, slots: Array) -> Array:
         """Return those of `slots` [n] whose codes this rank holds; where every rank holds all, every R-th."""
@@ -88,6 +89,9 @@ class RankPeers(Peers):
         if isinstance(buffer, ShardedBuffer):
             return np.asarray(slots[buffer.holders(slots) == ranks.rank])
         return slots[ranks.rank :: ranks.world]
+
+    def share(self, number: int) -> slice:
+        return _own(self.ranks.share(number), self.ranks.rank)
 
     def apart(self) -> contextlib.AbstractContextManager[None]:
         return self.ranks.apart()

@@ -227,14 +227,11 @@ class Aligned(Learner):
         self._now, self._crossed = None, []
 
     def _measure_rest(self, now: _Measured) -> int:
-        """Compute the sums with the features as they are now; return the number of forward passes.
-
-        Of processes that learn together, each computes its part. What updates have measured is on all of them.
-        """
-        rest, peers, classes = np.flatnonzero(~now.measured), self.peers, len(self.classes)
+        """Compute the sums with the features as they are now; return the number of forward passes."""
+        rest, peers, number = np.flatnonzero(~now.measured), self.peers, len(self.classes)
         forgotten, stored = self._has_forgotten, self._no_moments()
         moved = Movement(self.network.head.features, self.device)
-        if not peers.first:
+        if not peers.first:  # what updates have measured counts once
             now.clear()
         own = peers.part(rest)
         with peers.apart():
@@ -246,9 +243,9 @@ class Aligned(Learner):
                     before = self._originally(inputs)
                     stored.add(before, targets)
                     moved.add(before, features)
-        self._halves = now.total(classes, peers.total)
+        self._halves = now.total(number, peers.total)
         if forgotten:
-            stored.total(classes, peers.total)
+            stored.total(number, peers.total)
             moved.total(peers.total)
             self._gone = moved.carry(self._seen - stored)
         return len(rest) * (1 + forgotten)
@@ -398,9 +395,9 @@ class _Measured:
 
     def clear(self) -> None:
         """Forget the features of all samples, which another process has too."""
-        self._halves = [Moments(self._kept.shape[1], device=self._features.device) for _ in self._halves]
-        self._kept.zero_()
-        self._rows.zero_()
+        parts: list[Moments | Tensor] = [*self._halves, self._kept, self._rows]
+        for part in parts:
+            part.zero_()
         self._waiting, self._features, self._targets = self._waiting[:0], self._features[:0], self._targets[:0]
 
     def total(self, classes: int, add: Callable[[Tensor], Tensor]) -> list[Moments]:

@@ -59,6 +59,11 @@ class Moments:
             self.counts = torch.cat([self.counts, self.counts.new_zeros(missing)])
             self.sums = torch.cat([self.sums, self.sums.new_zeros(missing, self.sums.shape[1])])
 
+    def zero_(self) -> None:
+        """Forget all samples."""
+        for part in (self.counts, self.sums, self.second):
+            part.zero_()
+
     def __add__(self, other: Moments) -> Moments:
         classes, device = max(len(self.counts), len(other.counts)), self.sums.device
         total = Moments(self.sums.shape[1], classes, device, bool(len(self.second)))
@@ -81,8 +86,10 @@ class Moments:
     def total(self, classes: int, add: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Add up the moments that several processes have of up to `classes` classes; `add` adds up one tensor."""
         self.grow(classes)
-        self.counts, self.sums, second = add(self.counts), add(self.sums), add(self.second)
-        self.second = (second + second.T) / 2  # exactly symmetric, as it is saved, in whatever order it was added
+        self.counts, self.sums = add(self.counts), add(self.sums)
+        if len(self.second):
+            second = add(self.second)
+            self.second = (second + second.T) / 2  # exactly symmetric, as it is saved, in whatever order it was added
 
     @property
     def means(self) -> torch.Tensor:
