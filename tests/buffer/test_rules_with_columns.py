@@ -221,6 +221,17 @@ def test_kmeans_keeps_one_sample_of_each_cluster() -> None:
     assert found == [{0, 1, 2, 3}] * 20
 
 
+def test_kmeans_keeps_the_same_of_two_samples_of_a_cluster_however_they_are_rounded() -> None:
+    """They are as near to their centre, up to rounding: several ranks must not differ in it."""
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        z = np.repeat(100 * np.eye(4, 6), 2, axis=0) + rng.normal(size=(8, 6))
+        for scale in (0, 1e-7):
+            buffer = made(4, "kmeans", dim=6)
+            insert(buffer, [0] * 8, z * (1 + scale * rng.normal(size=z.shape)))
+            assert kept(buffer) == {0, 2, 4, 6}
+
+
 def test_kmeans_of_identical_samples() -> None:
     buffer = made(4, "kmeans")
     insert(buffer, [0] * 9, np.ones((9, 2)))

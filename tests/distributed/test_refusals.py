@@ -4,14 +4,15 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from worlds import make_learner
+from worlds import SMOOTH, make_learner
 
 from graspcl import Buffer, GraspError, Learner
-from graspcl.distributed import Ranks, joined
+from graspcl.distributed import Ranks, joined, refuse_policy
 from graspcl.distributed.learners import refuse
 from graspcl.distributed.ranks import _reason
 from graspcl.distributed.shards import ShardedBuffer
 from graspcl.model import SplitNetwork
+from graspcl.policy import policies
 
 
 def learner_with(layer):
@@ -57,6 +58,45 @@ def test_ranks_that_observe_other_samples_are_told(worlds):
     for said in failed:
         assert "the ranks differ in what they store" in said
         assert "let every rank observe the same samples in the same order" in said
+
+
+# In what rank 1 differs, and what is said of it.
+DIFFERENCES = [
+    ({"parameters": {"corrected": False}}, "their learners' parameters"),
+    ({"capacity": 50}, "their capacities"),
+    ({"int8": True}, "their codecs"),
+    ({"doubled": True}, "the codes they store"),
+    ({"rule": "reservoir"}, "their settings"),
+]
+
+
+def test_learners_that_differ_are_refused_by_name(worlds):
+    for result in worlds.run(2, "differ", cases=[case for case, _ in DIFFERENCES]):
+        for (case, what), said in zip(DIFFERENCES, result["said"], strict=True):
+            assert what in said and "make the learner with the same settings and seeds" in said, case
+
+
+@pytest.mark.parametrize("policy", SMOOTH)
+def test_policies_whose_draws_depend_on_rounding(policy):
+    ranked = policies.create(policy)
+    said = rf"policy '{policy}' with weighting=rank .* set weighting=softmax \(--policy.weighting softmax\)"
+    with pytest.raises(GraspError, match=said):
+        refuse_policy(ranked, 2)
+    refuse_policy(ranked, 1)
+    for parameters in ({"weighting": "softmax"}, {"weighting": "published"}, {"mode": "top"}):
+        refuse_policy(policies.create(policy, **parameters), 2)
+
+
+def test_ranked_scores_are_refused_before_anything_is_trained(worlds):
+    failed, _ = worlds.attempt(2, "learn_all", cases=[{"policy": "max_loss"}])
+    assert len(failed) == 2 and all("set weighting=softmax" in said for said in failed)
+
+
+@pytest.mark.parametrize("how", [{}, {"shards": "ranks"}])
+def test_a_rank_that_fails_alone_says_why_and_exchanges_nothing_more(worlds, how):
+    failed, (result,) = worlds.attempt(2, "fail_alone", how=how, timeout=20.0)
+    assert result == {"said": "no memory is left", "sent": {}}
+    assert len(failed) == 1 and "rank 0 of 2 has lost the others" in failed[0]
 
 
 def test_dropout_of_a_share_is_that_of_the_whole_batch():

@@ -16,11 +16,22 @@ POLICIES = [{"policy": name, "drawn": SMOOTH.get(name, {})} for name in policies
     {"policy": "grasp", "drawn": {"distances": "remembered"}},
     {"policy": "gss", "drawn": {"gradients": "full"}},
 ]
-SOME = [{"dropout": 0.3}, {"learner": "er_ace"}, {"policy": "mir"}]
+SOME = [{"dropout": 0.3}, {"learner": "er_ace"}, {"policy": "mir"}, {"learner": "ranpac", "kind": "texts"}]
 
 
 def test_two_ranks_equal_one_process(worlds):
     assert not compare(worlds.run(2, "learn_all", cases=SOME), SOME)
+
+
+def test_class_means_are_sums_that_are_added_up(worlds):
+    """Three sessions that know 3, 4 and 6 classes; features have 12 numbers. The probe of 20 is predicted together."""
+    case = {"learner": "ncm", "kind": "texts"}
+    results = worlds.run(2, "learn_all", cases=[case])
+    assert not compare(results, [case])
+    for result in results:
+        sent = result["cases"][0]["sent"]
+        assert sent["moments"] == 8 * (3 + 4 + 6) * (1 + 12)
+        assert sent["outputs"] == 20 / 2 * 4 * (12 + 12 + 6)
 
 
 @pytest.mark.slow

@@ -9,7 +9,13 @@ from graspcl.policy import policies
 
 BY_SAMPLE = {"drawn": {"draws": "by_sample"}}
 SHARDED = {"how": {"shards": "ranks"}}
-SOME = [{**BY_SAMPLE, **SHARDED}, {**BY_SAMPLE, **SHARDED, "placed": True}, {**SHARDED, "policy": "rainbow"}]
+SOME = [
+    {**BY_SAMPLE, **SHARDED},
+    {**SHARDED, "policy": "rainbow"},
+    {**SHARDED, "learner": "aligned"},  # which has lost samples in the third session
+    {**SHARDED, "rule": "kmeans"},
+    {**BY_SAMPLE, **SHARDED, "placed": True},
+]
 LEARNERS = [{**SHARDED, **BY_SAMPLE, "learner": name} for name in learners.names()] + [
     {**SHARDED, **BY_SAMPLE, "learner": "idbr", "parameters": {"regularised": True}},
 ]
@@ -105,6 +111,19 @@ def test_what_is_sent_follows_the_formula(worlds):
         assert sent["plans"] == 8 * 27  # one rank owns 2 of 3 classes, and the other gives as many rows
         assert sent["codes"] <= 5 * 10 * 8 * 4  # at most if one rank holds a whole mini-batch
         assert sent["candidates"] <= 2 * 8 * 3 + 16 * 36 + 16
+
+
+@pytest.mark.parametrize("how", [{}, {"shards": "ranks"}])
+def test_a_closed_form_head_is_solved_from_sums_that_are_added_up(worlds, how):
+    """One session of `aligned` with 2,400 samples in 3 classes, and features of 12 numbers, of which 512 are kept."""
+    case = {"learner": "aligned", "parameters": {"corrected": False}, "capacity": None, "first": 2400, "how": how}
+    sums, features = 8 * 2 * (3 + 3 * 12 + 12 * 12), 512 * (4 * 12 + 8)
+    for result in worlds.run(2, "first_session", case=case):
+        assert result["sent"]["moments"] == sums + features
+        if how:  # mini-batches, and the samples that judge the head before the session
+            assert result["sent"]["codes"] <= (5 * 10 + 256) * 8 * 4
+        # The network passes each sample that is not in a mini-batch on one rank alone.
+        assert result["sent"]["outputs"] <= 4 * (12 + 12 + 3) * ((5 * 10 + 256) / 2 + 2400 / 2 * (not how))
 
 
 def test_the_race_takes_little_memory(worlds):

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import traceback
 import tracemalloc
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +26,17 @@ import torch
 from PIL import Image
 from torch import nn
 
-from graspcl import Budget, Buffer
+from graspcl import Budget, Buffer, GraspError
 from graspcl.buffer import rules
-from graspcl.codec import Codec, Encoded, Half
+from graspcl.codec import Codec, Encoded, Half, codecs
 from graspcl.distributed import Ranks, distributed, joined, race
 from graspcl.distributed.shards import Shares
-from graspcl.learner import Learner, Optimiser, column_shapes, learners
+from graspcl.learner import Batch, Learner, Optimiser, Rehearsal, column_shapes, learners
 from graspcl.model import CosineHead, SplitNetwork, vector_network, veridical
 from graspcl.policy import policies
 from graspcl.state import load_state, save_state
 
-# By rank, rounding decides whether a score that did not change counts as equal to what it was.
+# By rank, rounding decides whether a score that did not change counts as equal to what it was: that is refused.
 SMOOTH = {name: {"weighting": "softmax"} for name in ("max_loss", "min_confidence", "min_logit_distance", "min_margin")}
 
 DIM, CLASSES, CAPACITY = 8, 6, 45
@@ -164,12 +165,48 @@ def learn_all(ranks: Ranks | None, cases: list[dict[str, Any]]) -> dict[str, Any
 def first_session(ranks: Ranks, case: dict[str, Any]) -> dict[str, Any]:
     """What a rank sends in the first session."""
     learner = distributed(make_learner(case), ranks, **case["how"])
-    inputs, labels = chunks(case)[0]
-    learner.observe(inputs, labels)
+    learner.observe(*chunks(case)[0])
     ranks.sent.clear()
     learner.rehearse(BUDGET)
     parameters = sum(value.numel() for _, value in learner.network.plastic_parameters())
     return {"sent": dict(ranks.sent), "classes": len(learner.classes), "parameters": parameters}
+
+
+def differ(ranks: Ranks, cases: list[dict[str, Any]]) -> dict[str, Any]:
+    """What is said where rank 1 makes the learner of a case, and rank 0 the usual one."""
+    said = []
+    for case in cases:
+        learner = make_learner({"learner": "aligned"} | (case if ranks.rank else {}))
+        inputs, labels = chunks({})[0]
+        if case.get("int8"):
+            learner.buffer.codec = codecs.create("int8").fit(inputs * (1 + ranks.rank))
+        learner.observe(inputs * (2 if ranks.rank and case.get("doubled") else 1), labels)
+        try:
+            distributed(learner, ranks)
+            said.append("nothing")
+        except GraspError as error:
+            said.append(str(error))
+    return {"said": said}
+
+
+def fail_alone(ranks: Ranks, how: dict[str, Any]) -> dict[str, Any]:
+    """Rank 1 fails by itself in the second update, while rank 0 waits for its gradients; what it sent after that."""
+    learner = distributed(make_learner({}), ranks, **how)
+    learner.observe(*chunks({})[0])
+    session, sent = Rehearsal(learner, BUDGET), Counter[str]()
+    session.step()
+
+    def fail(batch: Batch) -> torch.Tensor:
+        sent.update(ranks.sent)
+        raise MemoryError("no memory is left")
+
+    if ranks.rank == 1:
+        learner.loss = fail
+    try:
+        session.step()
+    except MemoryError as error:
+        return {"said": str(error), "sent": dict(ranks.sent - sent)}
+    return {}
 
 
 def race_memory(ranks: Ranks) -> dict[str, Any]:

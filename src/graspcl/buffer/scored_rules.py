@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from graspcl.buffer.maintenance import Head
 
 
+_ROUNDING = 1e-9  # of squared lengths: distances that differ by less are equal
+
+
 class ByClassRule(Maintenance):
     """While the buffer is over its capacity, the largest class (including newcomers) loses a sample.
 
@@ -139,7 +142,8 @@ class KMeansRule(ByClassRule):
     """One sample per cluster, the one nearest to its centre, as IDBR keeps samples (Huang et al. 2021).
 
     When the largest class must shrink to m samples, its embeddings (stored and new) are clustered into m by
-    `iterations` of Lloyd's algorithm from a k-means++ start. If clusters end empty, the samples farthest from their
+    `iterations` of Lloyd's algorithm from a k-means++ start. Of samples that are equally near, such as the two of a
+    cluster, the first in the class's order stays. If clusters end empty, the samples farthest from their
     centres fill up. Computed per class and batch: O(nmd). (The online k-means of Chaudhry et al. 2019 is not published
     in enough detail.)
     """
@@ -156,10 +160,13 @@ class KMeansRule(ByClassRule):
             centres[sizes > 0] = sums[sizes > 0] / sizes[sizes > 0, None]
         distances = squared_distances(values, centres)
         cluster, distance = distances.argmin(1), distances.min(1)
-        by_cluster = np.lexsort((distance, cluster))
-        _, nearest = np.unique(cluster[by_cluster], return_index=True)
+        least = np.full(keep, np.inf)
+        np.minimum.at(least, cluster, distance)
+        # Two samples of a cluster are as near to their centre: the first stays, whatever rounding makes of it.
+        close = np.flatnonzero(distance <= least[cluster] + _ROUNDING * (values**2).sum(1))
+        _, nearest = np.unique(cluster[close], return_index=True)
         order = -distance
-        order[by_cluster[nearest]] = -np.inf
+        order[close[nearest]] = -np.inf
         return np.argsort(order, kind="stable")[keep:]
 
 

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import zlib
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
+import numpy as np
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
+from graspcl.buffer import Buffer
+from graspcl.buffer.state import PackedCodes
 from graspcl.cache import digest_of
 from graspcl.distributed.ranks import Ranks, text_digest
 from graspcl.distributed.session import ShardedSession, SharedSession
 from graspcl.distributed.shards import ShardedBuffer
-from graspcl.distributed.sharing import SharedForward, average_gradients
+from graspcl.distributed.sharing import RankPeers, SharedForward, average_gradients
 from graspcl.errors import GraspError
 from graspcl.learner import Learner
 from graspcl.model.layers import FrozenBatchNorm2d
+from graspcl.policy import Policy
 from graspcl.random import rng_state
 
 L = TypeVar("L", bound=Learner)
+
+_CHUNK = 1024  # samples whose codes are read at a time
 
 
 def distributed(learner: L, ranks: Ranks | None = None, shards: Literal["ranks"] | None = None) -> L:
@@ -36,8 +43,8 @@ def distributed(learner: L, ranks: Ranks | None = None, shards: Literal["ranks"]
             default every rank holds all of them.
 
     Raises:
-        GraspError: the ranks have different learners, the buffer cannot be divided, or the network computes rows of a
-            batch together, as BatchNorm does in train mode.
+        GraspError: the ranks have different learners, the buffer cannot be divided, the network computes rows of a
+            batch together, as BatchNorm does in train mode, or the policy's draws depend on rounding.
 
     ```python
     with joined() as ranks:  # started by: torchrun --nproc-per-node 4 program.py
@@ -47,24 +54,63 @@ def distributed(learner: L, ranks: Ranks | None = None, shards: Literal["ranks"]
     ```
     """
     ranks = ranks or Ranks()
+    if learner.rehearses:
+        refuse_policy(learner.policy, ranks.world)
     refuse(learner)
+    ranks.agree(_digests(learner), "make the learner with the same settings and seeds on every rank")
+    if shards is not None:
+        learner.buffer = ShardedBuffer.of(learner.buffer, ranks)
+    SharedForward(ranks, learner.network)
+    learner.peers = RankPeers(ranks, learner)
+    learner.after_backward = partial(average_gradients, learner, ranks)
+    learner.open_session = partial(SharedSession if shards is None else ShardedSession, ranks)
+    return learner
+
+
+def _digests(learner: Learner) -> dict[str, str]:
+    """Return digests of what must be the same on every rank, by name."""
     network = {name: value for name, value in learner.network.state_dict().items() if hasattr(value, "numpy")}
-    buffer = learner.buffer
-    digests = {
+    buffer, codec = learner.buffer, learner.buffer.codec
+    tables = {} if codec is None else codec.state_dict()
+    return {
         "their networks": digest_of(network),
         "what they store": digest_of({"births": buffer.births, "labels": buffer.labels, "ids": buffer.ids}),
+        "the codes they store": _codes_digest(buffer),
         "their random generators": text_digest([rng_state(learner.rng), rng_state(buffer._rng)]),
         "their settings": text_digest(
             [type(learner).__name__, repr(learner.policy), repr(learner.optimiser), repr(buffer.maintenance)]
         ),
+        "their learners' parameters": text_digest(_plain(learner)),
+        "their capacities": text_digest([buffer.given, buffer.capacity]),
+        "their codecs": text_digest([type(codec).__name__, _plain(codec), digest_of(tables)]),
     }
-    ranks.agree(digests, "make the learner with the same settings and seeds on every rank")
-    if shards is not None:
-        learner.buffer = ShardedBuffer.of(buffer, ranks)
-    SharedForward(ranks, learner.network)
-    learner.after_backward = partial(average_gradients, learner, ranks)
-    learner.open_session = partial(SharedSession if shards is None else ShardedSession, ranks)
-    return learner
+
+
+def _plain(part: Any) -> dict[str, Any]:
+    """Return the public attributes of an object that are plain values: its parameters."""
+    found = getattr(part, "__dict__", {})
+    plain = bool | int | float | str | None
+    return {name: value for name, value in found.items() if name[0] != "_" and isinstance(value, plain)}
+
+
+def _codes_digest(buffer: Buffer) -> str:
+    """Return 16 hexadecimal digits of all codes. A part of them is read at a time."""
+    sums = []
+    for begin in range(0, len(buffer), _CHUNK):
+        codes = PackedCodes(buffer)[np.arange(begin, min(begin + _CHUNK, len(buffer)))]
+        arrays = codes.values() if isinstance(codes, dict) else [codes]
+        sums += [zlib.crc32(np.asarray(values).tobytes()) for values in arrays]
+    return text_digest(sums)
+
+
+def refuse_policy(policy: Policy, world: int) -> None:
+    """Raise an error if `world` ranks could draw other samples by the policy than one process does."""
+    if world > 1 and (setting := policy.exact_with):
+        name, _, value = setting.partition("=")
+        raise GraspError(
+            f"policy {policy.display_name!r} with {name}={getattr(policy, name)} may draw other samples on several "
+            f"ranks than in one process, because rounding decides; set {setting} (--policy.{name} {value})"
+        )
 
 
 def refuse(learner: Learner) -> None:

@@ -13,13 +13,18 @@ of all ranks' gradients is then the gradient of one process:
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
+from graspcl.checks import Array
 from graspcl.distributed.ranks import Ranks
+from graspcl.distributed.shards import ShardedBuffer
 from graspcl.learner import Learner
+from graspcl.learner.peers import Peers
 from graspcl.model import Outputs, SeededDropout, SplitNetwork
 
 
@@ -69,6 +74,30 @@ class _Gathered(torch.autograd.Function):
 def _own(counts: list[int], rank: int) -> slice:
     begin = sum(counts[:rank])
     return slice(begin, begin + counts[rank])
+
+
+class RankPeers(Peers):
+    """The ranks that learn together, as a learner sees them."""
+
+    def __init__(self, ranks: Ranks, learner: Learner) -> None:
+        self.ranks, self.learner = ranks, learner
+        self.first, self.number = ranks.rank == 0, ranks.world
+
+    def part(self, slots: Array) -> Array:
+        """Return those of `slots` [n] whose codes this rank holds; where every rank holds all, every R-th."""
+        ranks, buffer = self.ranks, self.learner.buffer
+        if isinstance(buffer, ShardedBuffer):
+            return np.asarray(slots[buffer.holders(slots) == ranks.rank])
+        return slots[ranks.rank :: ranks.world]
+
+    def share(self, number: int) -> slice:
+        return _own(self.ranks.share(number), self.ranks.rank)
+
+    def apart(self) -> contextlib.AbstractContextManager[None]:
+        return self.ranks.apart()
+
+    def total(self, values: torch.Tensor) -> torch.Tensor:
+        return self.ranks.add(values, "moments")
 
 
 def average_gradients(learner: Learner, ranks: Ranks) -> None:

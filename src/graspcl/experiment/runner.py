@@ -15,7 +15,7 @@ import numpy as np
 
 from graspcl.buffer.state import saved_state
 from graspcl.checks import Array, is_utf8
-from graspcl.distributed import Ranks, ShardedBuffer, distributed, text_digest
+from graspcl.distributed import Ranks, ShardedBuffer, distributed, refuse_policy, text_digest
 from graspcl.errors import GraspError
 from graspcl.experiment import measure
 from graspcl.experiment.automatic import resolve
@@ -27,7 +27,7 @@ from graspcl.experiment.prepare import Prepared, PreparedCache, learn_base
 from graspcl.experiment.signals import StopSignals
 from graspcl.learner import Diverged, Rehearsal, SessionLog
 from graspcl.metric import accuracies, head_and_tail, summarise_drift
-from graspcl.policy import Budget
+from graspcl.policy import Budget, policies
 from graspcl.progress import Progress, Silent
 from graspcl.random import generator
 from graspcl.settings.config import Config, as_plain
@@ -65,6 +65,8 @@ def run(
     place = RunFolder(folder) if first else ReadOnlyFolder(folder)
     config = resolve(config, progress)
     check_run(config)
+    if ranks is not None and config.rehearses:  # before the base is trained
+        refuse_policy(policies.create(config.policy.name, **config.policy.parameters), ranks.world)
     finished = first and place.holds(config) and place.finished
     if finished if ranks is None else ranks.any(finished)[0]:
         again = "to run it again, use another --out or delete the folder"

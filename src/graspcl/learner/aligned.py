@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -228,19 +228,25 @@ class Aligned(Learner):
 
     def _measure_rest(self, now: _Measured) -> int:
         """Compute the sums with the features as they are now; return the number of forward passes."""
-        rest = np.flatnonzero(~now.measured)
+        rest, peers, number = np.flatnonzero(~now.measured), self.peers, len(self.classes)
         forgotten, stored = self._has_forgotten, self._no_moments()
         moved = Movement(self.network.head.features, self.device)
-        for begin in range(0, len(rest), _CHUNK):
-            slots = rest[begin : begin + _CHUNK]
-            inputs, targets, features = self._features(slots)
-            now.add(slots, features, targets)
-            if forgotten:
-                before = self._originally(inputs)
-                stored.add(before, targets)
-                moved.add(before, features)
-        self._halves = now.finish()
+        if not peers.first:  # what updates have measured counts once
+            now.clear()
+        own = peers.part(rest)
+        with peers.apart():
+            for begin in range(0, len(own), _CHUNK):
+                slots = own[begin : begin + _CHUNK]
+                inputs, targets, features = self._features(slots)
+                now.add(slots, features, targets)
+                if forgotten:
+                    before = self._originally(inputs)
+                    stored.add(before, targets)
+                    moved.add(before, features)
+        self._halves = now.total(number, peers.total)
         if forgotten:
+            stored.total(number, peers.total)
+            moved.total(peers.total)
             self._gone = moved.carry(self._seen - stored)
         return len(rest) * (1 + forgotten)
 
@@ -385,6 +391,20 @@ class _Measured:
             self._kept[places] = self._features[chosen].float().cpu()
             self._rows[places] = self._targets[chosen].cpu()
         self._waiting, self._features, self._targets = self._waiting[:0], self._features[:0], self._targets[:0]
+        return self._halves
+
+    def clear(self) -> None:
+        """Forget the features of all samples, which another process has too."""
+        parts: list[Moments | Tensor] = [*self._halves, self._kept, self._rows]
+        for part in parts:
+            part.zero_()
+        self._waiting, self._features, self._targets = self._waiting[:0], self._features[:0], self._targets[:0]
+
+    def total(self, classes: int, add: Callable[[Tensor], Tensor]) -> list[Moments]:
+        """Return the sums of each half over all processes; each sample was measured by one, which kept its features."""
+        for moments in self.finish():
+            moments.total(classes, add)
+        self._kept, self._rows = add(self._kept), add(self._rows)
         return self._halves
 
     def kept(self) -> tuple[Tensor, Tensor, Array]:

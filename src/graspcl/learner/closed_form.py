@@ -137,7 +137,10 @@ class SolvedHead(Learner):
 
 
 class FromMoments(SolvedHead):
-    """Base class: keeps moments of features, those of held-out samples apart if a parameter is chosen on them."""
+    """Base class: keeps moments of features, those of held-out samples apart if a parameter is chosen on them.
+
+    Of processes that learn together, each adds its share of new samples. Sums are added up when they are needed.
+    """
 
     stores = False
     chooses = False  # whether a parameter is chosen on held-out samples; the head is solved with all samples
@@ -145,6 +148,7 @@ class FromMoments(SolvedHead):
     def setup(self) -> None:
         super().setup()
         self._moments: list[Moments] = []  # of all samples, or of those to solve with and those held out
+        self._shared = False  # whether other processes have samples that are not in these moments
 
     @property
     def stored_bytes(self) -> int:
@@ -153,6 +157,30 @@ class FromMoments(SolvedHead):
     def no_moments(self, width: int) -> Moments:
         """Return moments of nothing, for inputs of the head of this width."""
         return Moments(width)
+
+    def observe_codes(self, codes: Codes, labels: Any, ids: Any | None = None) -> None:
+        if self.peers.number == 1 or not len(codes):
+            super().observe_codes(codes, labels, ids)
+            return
+        labels, seen = label_array(labels), self.buffer.seen
+        code_array(codes, len(labels), None, self._ragged)
+        self.add_classes(labels)
+        if not self._shared and not self.peers.first:
+            for part in self._moments:
+                part.zero_()
+        own, self._shared, self._stale = self.peers.share(len(labels)), True, True
+        with self.peers.apart():
+            self.buffer.seen += own.start
+            super().observe_codes(codes[own], labels[own])
+            if not self._moments:  # not even one sample, which would show how wide features are
+                self.keep(self.read(self.buffer.decode(codes[:1], self.device))[:0], labels[:0], None)
+        self.buffer.seen = seen + len(labels)
+
+    def _add_up(self) -> None:
+        if self._shared:
+            self._shared = False
+            for part in self._moments:
+                part.total(len(self.classes), self.peers.total)
 
     def keep(self, features: torch.Tensor, labels: Array, ids: Any | None) -> None:
         inputs = self.lift(features).cpu()
@@ -165,6 +193,7 @@ class FromMoments(SolvedHead):
         self.buffer.seen += len(labels)
 
     def solve(self) -> Rows:
+        self._add_up()
         for part in self._moments:
             part.grow(len(self.classes))
         return self.solve_with(*self._moments)
@@ -174,6 +203,7 @@ class FromMoments(SolvedHead):
         """Return the head for the moments of all samples, or for the sum of both parts."""
 
     def extra_state(self) -> dict[str, Any]:
+        self._add_up()
         moments = {str(place): part.state_dict() for place, part in enumerate(self._moments)}
         return {**super().extra_state(), "moments": moments}
 
@@ -182,7 +212,7 @@ class FromMoments(SolvedHead):
         if saved and len(saved) != 1 + self.chooses:
             raise GraspError("the state belongs to a learner that chose its parameter, or to one that did not")
         super().load_extra_state(state)
-        self._moments = [Moments(0) for _ in saved]
+        self._moments, self._shared = [Moments(0) for _ in saved], False
         for place, part in enumerate(self._moments):
             part.load_state_dict(saved[str(place)])
 

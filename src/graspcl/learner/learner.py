@@ -21,6 +21,7 @@ from graspcl.buffer.columns import Columns, code_array, finite_tensor, label_arr
 from graspcl.checks import Array, checked
 from graspcl.errors import GraspError
 from graspcl.learner.optimiser import Optimiser
+from graspcl.learner.peers import Peers
 from graspcl.learner.rehearsal import Batch, Rehearsal, SessionLog
 from graspcl.model import Execution, ImageInput, Outputs, SplitNetwork
 from graspcl.policy import Budget, Costs, Policy, Session, policies
@@ -73,6 +74,7 @@ class Learner:
     groups_by: str | None = None  # the buffer's column used for balanced sampling, instead of the class
     open_session: Callable[..., Session] = Session  # what a policy sees of a session
     after_backward: Callable[[], None] | None = None  # called between the backward pass and the update on it
+    peers: Peers = Peers()  # the processes that learn together
 
     def __init__(
         self,

@@ -59,6 +59,11 @@ class Moments:
             self.counts = torch.cat([self.counts, self.counts.new_zeros(missing)])
             self.sums = torch.cat([self.sums, self.sums.new_zeros(missing, self.sums.shape[1])])
 
+    def zero_(self) -> None:
+        """Forget all samples."""
+        for part in (self.counts, self.sums, self.second):
+            part.zero_()
+
     def __add__(self, other: Moments) -> Moments:
         classes, device = max(len(self.counts), len(other.counts)), self.sums.device
         total = Moments(self.sums.shape[1], classes, device, bool(len(self.second)))
@@ -72,10 +77,19 @@ class Moments:
         """Return the moments without those of some of the same samples."""
         rest = self + Moments(self.sums.shape[1], device=self.sums.device, second=bool(len(self.second)))
         known = len(other.counts)
+        rest.grow(known)
         rest.counts[:known] -= other.counts
         rest.sums[:known] -= other.sums
         rest.second -= other.second
         return rest
+
+    def total(self, classes: int, add: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Add up the moments that several processes have of up to `classes` classes; `add` adds up one tensor."""
+        self.grow(classes)
+        self.counts, self.sums = add(self.counts), add(self.sums)
+        if len(self.second):
+            second = add(self.second)
+            self.second = (second + second.T) / 2  # exactly symmetric, as it is saved, in whatever order it was added
 
     @property
     def means(self) -> torch.Tensor:
@@ -146,6 +160,10 @@ class Movement:
         """Add samples by their features [n, D], earlier and present."""
         both = torch.cat([before, now, before.new_ones(len(before), 1)], dim=1).double()
         self._pairs.addmm_(both.T, both)
+
+    def total(self, add: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Add up the samples that several processes have added; `add` adds up one tensor."""
+        self._pairs = add(self._pairs)
 
     def carry(self, moments: Moments) -> Moments:
         """Return what moments of earlier features are in present features."""

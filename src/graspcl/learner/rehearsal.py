@@ -135,7 +135,8 @@ class Rehearsal:
         except BaseException as error:
             self._loader.close()
             if isinstance(error, Exception):
-                self._check(closely=True)  # a policy may fail because the numbers diverged
+                with self.learner.peers.apart():  # which may be in another exchange, without this error
+                    self._check(closely=True)  # a policy may fail because the numbers diverged
             raise
 
     def _step(self) -> None:

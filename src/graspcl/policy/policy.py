@@ -61,6 +61,14 @@ class Policy:
         """The name used in messages: the registered name, or else the class name."""
         return self.name or type(self).__name__
 
+    @property
+    def exact_with(self) -> str:
+        """The setting with which several ranks draw what one process draws; empty if they do so as it is.
+
+        Outputs of a network are equal on them up to rounding. Draws may not depend on more.
+        """
+        return ""
+
     def warm_up(self) -> None:
         """Load or compile what a session needs. The time is not counted as a cost of the session."""
 

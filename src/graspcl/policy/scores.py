@@ -93,6 +93,11 @@ class _ByLogits(_ByScore):
         if self.weighting == "reciprocal_shift":
             self.weighting = "published"
 
+    @property
+    def exact_with(self) -> str:
+        # The first update gives drawn samples the scores they had: whether they tie with themselves is rounding.
+        return "weighting=softmax" if self.mode == "proportional" and self.weighting == "rank" else ""
+
     def score(self, logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Return the scores [n] of samples with these logits [n, K] and correct columns `rows` [n]."""
         raise GraspError(f"policy {type(self).__name__} must define score(logits, rows)")
