@@ -169,10 +169,11 @@ def test_classes_change_their_names_and_go(graspcl, photos, shop, tmp_path):
     wrong.write_text("no-such-file.png\n")
     assert "neither an id nor a sample that can be read" in graspcl("forget", "shop", "--ids", wrong, code=2)
     wrong.write_text("ffffffffffffffff\n8000000000000000\n")
-    assert "none of these samples is stored" in graspcl("forget", "shop", "--ids", wrong, code=2)
+    assert "none of these samples was learned" in graspcl("forget", "shop", "--ids", wrong, code=2)
     files = sorted(str(file) for file in (photos / "week-1" / "Cantaloupe").iterdir())
-    wrong.write_text("\n".join(files[:2]))
-    assert "forgot 2 samples; earlier versions are gone" in graspcl("forget", "shop", "--ids", wrong)
+    wrong.write_text("\n".join([*files[:2], "ffffffffffffffff"]))
+    said = "not learned: ffffffffffffffff\nforgot 2 samples; earlier versions are gone\n"
+    assert graspcl("forget", "shop", "--ids", wrong) == said
     assert "forgot 10 samples and the class Cantaloupe" in graspcl("forget", "shop", "Cantaloupe")
     assert "cannot be undone" in graspcl("undo", "shop", code=2)
     assert "shop is sound" in graspcl("verify", "shop")

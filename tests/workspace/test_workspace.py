@@ -164,9 +164,6 @@ def test_a_full_memory_stays_within_its_size(tmp_path, monkeypatch):
     assert {one.name: one.seen for one in shop.status().classes} == dict.fromkeys((*KINDS, "music"), 60)
     again = shop.learn(texts("fruit", 0, 60), ["fruit"] * 59 + ["tool"])  # most of them were evicted
     assert (again.samples, again.duplicates, len(again.contradictions)) == (0, 59, 1)
-    shop.forget("music")  # sums count what is stored now
-    again = shop.learn(texts("fruit", 0, 60), ["fruit"] * 60, updates=1)
-    assert again.added == {"fruit": 60 - again.duplicates} and again.samples > 20
 
 
 def test_a_codec_that_costs_hardly_any_accuracy_is_used_where_it_fits(tmp_path, monkeypatch):
@@ -201,7 +198,8 @@ def test_duplicates_are_counted_and_contradictions_are_left_out(shop):
     known, new = texts("fruit", 0, 3), texts("car", 0, 8)
     result = shop.learn([*known, *new, new[0]], ["fruit", "fruit", "tool", *["car"] * 9])
     assert result.added == {"car": 8} and result.duplicates == 3
-    assert result.contradictions == [f"{known[2]!r} is given as 'tool', but was learned as 'fruit': left out"]
+    told = f"{known[2]!r} is given as 'tool', but was learned as 'fruit' (id {shop.ids(known)[2]:016x}): left out"
+    assert result.contradictions == [told]
 
 
 def test_samples_that_contradict_each_other_are_all_left_out(shop):

@@ -183,9 +183,12 @@ def forget(workspace: Shop, /, *classes: str, ids: Path | None = None, wait: Wai
         File with one sample per line: its id of 16 digits, the path of an image, or a text.
     """
     with _opened(workspace, wait) as shop:
-        told = shop.forget(*classes, ids=_ids(shop, ids) if ids is not None else ())
+        lines = _ids(shop, ids) if ids is not None else []
+        told = shop.forget(*classes, ids=[number for _, number in lines])
     what = "class" if len(told["forgot"]) == 1 else "classes"
     names = f" and the {what} {', '.join(map(_name, told['forgot']))}" if told["forgot"] else ""
+    missing = set(told["missing"])
+    _list("not learned", [line for line, number in lines if number in missing])
     print(f"forgot {plural(told['samples'], 'sample')}{names}; earlier versions are gone")
 
 
@@ -362,8 +365,8 @@ def plural(count: int, noun: str) -> str:
     return counted(count, noun)
 
 
-def _ids(shop: Workspace, file: Path) -> list[int]:
-    """Return the ids of the samples in a file, one per line."""
+def _ids(shop: Workspace, file: Path) -> list[tuple[str, int]]:
+    """Return the samples in a file, one per line, with their ids."""
     from graspcl.files import read_regular
 
     lines = [line for line in read_regular(file).decode("utf-8", "replace").splitlines() if line.strip()]
@@ -374,8 +377,11 @@ def _ids(shop: Workspace, file: Path) -> list[int]:
         raise GraspError(
             f"{file}: this is neither an id nor a sample that can be read: {contents[found.index(-1)][:80]}"
         )
-    ids = [bytes.fromhex(line) for line, is_id in zip(lines, known, strict=True) if is_id]
-    return [int.from_bytes(one, signed=True) for one in ids] + found  # ids are int64
+    numbers = iter(found)
+    return [
+        (line, int.from_bytes(bytes.fromhex(line), signed=True) if is_id else next(numbers))  # ids are int64
+        for line, is_id in zip(lines, known, strict=True)
+    ]
 
 
 def _name(name: str) -> str:
