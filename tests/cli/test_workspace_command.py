@@ -153,11 +153,15 @@ def test_without_its_database_a_workspace_is_read_from_the_copy(graspcl, photos,
     assert "1 change of shop" in graspcl("report", "shop")
 
 
-def test_evaluate(graspcl, photos, shop):
+def test_evaluate(graspcl, photos, shop, tmp_path):
     said = graspcl("evaluate", "shop", photos / "week-2")
     assert "expected calibration error" in said and "accuracy" in said
     assert "nothing is called unknown: there are fewer than 20 held-out samples" in said
     assert "samples of classes that were not learned: 12, AUROC" in said
+    (new,) = (one.name for one in (photos / "week-2").iterdir() if not (photos / "week-1" / one.name).exists())
+    shutil.copytree(photos / "week-2" / new, tmp_path / "foreign" / new)
+    said = graspcl("evaluate", "shop", tmp_path / "foreign")
+    assert "accuracy not measured: no sample is of a class that was learned" in said and "nan" not in said
 
 
 def test_classes_change_their_names_and_go(graspcl, photos, shop, tmp_path):

@@ -75,8 +75,8 @@ def learn(
 ) -> None:  # fmt: skip
     """Learn new samples of old or new classes.
 
-    By default it makes a pass over the memory, and more while held-out accuracy rises. The exit code is 1 if all
-    samples contradict each other or stored ones, and 2 if the change is refused.
+    By default it rehearses half of the memory, or up to 100 mini-batches of it if these are more. The exit code is 1 if
+    all samples contradict each other or stored ones, and 2 if the change is refused.
 
     Parameters
     ----------
@@ -119,11 +119,14 @@ def evaluate(workspace: Shop, data: str, /, *, text: Text = None, label: Label =
     _print(table)
     for true, taken, number in found.confused[:10]:
         print(f"{_name(true)} is taken for {_name(taken)}: {plural(number, 'time')}")
-    print(f"accuracy {found.overall.points:.1f} % ({found.overall.right} of {found.overall.number})")
-    print(f"expected calibration error {100 * found.calibration_error:.1f} points")
-    if found.marks:
-        print(f"called unknown although known: {found.unknown}")
+    if found.overall.number:
+        print(f"accuracy {found.overall.points:.1f} % ({found.overall.right} of {found.overall.number})")
+        print(f"expected calibration error {100 * found.calibration_error:.1f} points")
     else:
+        print("accuracy not measured: no sample is of a class that was learned")
+    if found.marks and found.overall.number:
+        print(f"called unknown although known: {found.unknown}")
+    elif not found.marks:
         print("nothing is called unknown: there are fewer than 20 held-out samples to choose a threshold on")
     if found.foreign.number:
         marked = f", called unknown: {found.foreign}" if found.marks else f": {found.foreign.number}"

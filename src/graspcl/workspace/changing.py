@@ -57,15 +57,19 @@ def merge(version: Version, source: str, target: str) -> dict[str, Any]:
     version.seen[new] = version.seen.get(new, 0) + version.seen.get(old, 0)
     _drop(version, old)
     _solve_again(version)
+    for entry in version.history:
+        _without_warnings(entry, source)
     return {"merged": source, "into": target, "samples": len(slots)}
 
 
 def rename_in(entries: list[dict[str, Any]], old: str, new: str) -> None:
-    """Write a new name of a class into the history, so that its accuracies are found under one name."""
+    """Write a new name of a class into the history, so that its accuracies and warnings are found under one name."""
     for entry in entries:
         for part in ("classes", "changed", "added"):
             if old in entry.get(part, {}):
                 entry[part][new] = entry[part].pop(old)
+        entry["fallen"] = [new if name == old else name for name in entry.get("fallen", [])]
+        entry["confused"] = [line.replace(repr(old), repr(new)) for line in entry.get("confused", [])]
 
 
 def _check_left(version: Version, labels: list[int]) -> None:
@@ -96,5 +100,9 @@ def _without(entry: dict[str, Any], names: list[str]) -> None:
     for name in names:
         for part in ("classes", "changed", "added"):
             entry.get(part, {}).pop(name, None)
-        for part in ("fallen", "confused"):
-            entry[part] = [one for one in entry.get(part, []) if name != one and repr(name) not in one]
+        _without_warnings(entry, name)
+
+
+def _without_warnings(entry: dict[str, Any], name: str) -> None:
+    for part in ("fallen", "confused"):
+        entry[part] = [one for one in entry.get(part, []) if name != one and repr(name) not in one]
