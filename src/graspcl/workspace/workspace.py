@@ -182,7 +182,7 @@ class Workspace:
         return export(path, self._current().exportable())
 
     def ids(self, inputs: Contents) -> Array:
-        """Return the ids [n] of inputs, by which `forget` finds stored samples; -1 for one that cannot be read."""
+        """Return the ids [n] of inputs, by which `forget` finds samples; -1 for one that cannot be read."""
         reader = Inputs(self._current().config)
         checked = reader.check(inputs, "ids")
         found = np.full(len(checked), -1)
