@@ -153,11 +153,15 @@ def test_without_its_database_a_workspace_is_read_from_the_copy(graspcl, photos,
     assert "1 change of shop" in graspcl("report", "shop")
 
 
-def test_evaluate(graspcl, photos, shop):
+def test_evaluate(graspcl, photos, shop, tmp_path):
     said = graspcl("evaluate", "shop", photos / "week-2")
     assert "expected calibration error" in said and "accuracy" in said
     assert "nothing is called unknown: there are fewer than 20 held-out samples" in said
     assert "samples of classes that were not learned: 12, AUROC" in said
+    (new,) = (one.name for one in (photos / "week-2").iterdir() if not (photos / "week-1" / one.name).exists())
+    shutil.copytree(photos / "week-2" / new, tmp_path / "foreign" / new)
+    said = graspcl("evaluate", "shop", tmp_path / "foreign")
+    assert "accuracy not measured: no sample is of a class that was learned" in said and "nan" not in said
 
 
 def test_classes_change_their_names_and_go(graspcl, photos, shop, tmp_path):
@@ -169,10 +173,11 @@ def test_classes_change_their_names_and_go(graspcl, photos, shop, tmp_path):
     wrong.write_text("no-such-file.png\n")
     assert "neither an id nor a sample that can be read" in graspcl("forget", "shop", "--ids", wrong, code=2)
     wrong.write_text("ffffffffffffffff\n8000000000000000\n")
-    assert "none of these samples is stored" in graspcl("forget", "shop", "--ids", wrong, code=2)
+    assert "none of these samples was learned" in graspcl("forget", "shop", "--ids", wrong, code=2)
     files = sorted(str(file) for file in (photos / "week-1" / "Cantaloupe").iterdir())
-    wrong.write_text("\n".join(files[:2]))
-    assert "forgot 2 samples; earlier versions are gone" in graspcl("forget", "shop", "--ids", wrong)
+    wrong.write_text("\n".join([*files[:2], "ffffffffffffffff"]))
+    said = "not learned: ffffffffffffffff\nforgot 2 samples; earlier versions are gone\n"
+    assert graspcl("forget", "shop", "--ids", wrong) == said
     assert "forgot 10 samples and the class Cantaloupe" in graspcl("forget", "shop", "Cantaloupe")
     assert "cannot be undone" in graspcl("undo", "shop", code=2)
     assert "shop is sound" in graspcl("verify", "shop")

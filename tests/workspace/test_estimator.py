@@ -168,7 +168,7 @@ def test_parameters_are_shown_set_and_checked():
     assert repr(model) == "RehearsalClassifier(passes=2.0)" and model.set_params(width=8).get_params()["width"] == 8
     with pytest.raises(ValueError, match=r"Invalid parameter 'wide'.*valid: \['learner', 'policy', 'width'"):
         model.set_params(wide=3)
-    with pytest.raises(InvalidInput, match="passes must be a number of at least 0, got -1"):
+    with pytest.raises(InvalidInput, match=r"passes must be a number in \[0, 1000000\], got -1"):
         model.set_params(passes=-1).fit(*blobs(["ant", "bee"]))
 
 
@@ -186,6 +186,23 @@ def test_parameters_that_cannot_be_are_refused_whenever_it_learns(wrong):
     model = RehearsalClassifier(width=20).fit(X, y).set_params(**wrong)
     with pytest.raises(InvalidInput, match=f"{name} must be"):
         model.partial_fit(X, y)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"capacity": "10B"}, "a buffer of 10B holds no sample"), ({"capacity": -1}, "capacity must be a positive"),
+        ({"passes": 1e300}, "passes must be a number in"), ({"learner": "nosuch"}, "nosuch"),
+    ],
+)  # fmt: skip
+def test_what_fails_is_a_value_error_and_leaves_it_unfitted(wrong, message):
+    X, y = blobs(["ant", "bee"])
+    for model in (RehearsalClassifier(**wrong), RehearsalClassifier(width=20).fit(X, y).set_params(**wrong)):
+        with pytest.raises(ValueError, match=message):
+            model.fit(X, y)
+        if "passes" not in wrong:  # it is refused before anything happens
+            with pytest.raises(AttributeError, match="not fitted yet"):
+                model.predict(X)
 
 
 def test_it_works_without_scikit_learn():

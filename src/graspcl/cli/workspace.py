@@ -75,8 +75,8 @@ def learn(
 ) -> None:  # fmt: skip
     """Learn new samples of old or new classes.
 
-    By default it makes a pass over the memory, and more while held-out accuracy rises. The exit code is 1 if all
-    samples contradict each other or stored ones, and 2 if the change is refused.
+    By default it rehearses half of the memory, or up to 100 mini-batches of it if these are more. The exit code is 1 if
+    all samples contradict each other or stored ones, and 2 if the change is refused.
 
     Parameters
     ----------
@@ -119,11 +119,14 @@ def evaluate(workspace: Shop, data: str, /, *, text: Text = None, label: Label =
     _print(table)
     for true, taken, number in found.confused[:10]:
         print(f"{_name(true)} is taken for {_name(taken)}: {plural(number, 'time')}")
-    print(f"accuracy {found.overall.points:.1f} % ({found.overall.right} of {found.overall.number})")
-    print(f"expected calibration error {100 * found.calibration_error:.1f} points")
-    if found.marks:
-        print(f"called unknown although known: {found.unknown}")
+    if found.overall.number:
+        print(f"accuracy {found.overall.points:.1f} % ({found.overall.right} of {found.overall.number})")
+        print(f"expected calibration error {100 * found.calibration_error:.1f} points")
     else:
+        print("accuracy not measured: no sample is of a class that was learned")
+    if found.marks and found.overall.number:
+        print(f"called unknown although known: {found.unknown}")
+    elif not found.marks:
         print("nothing is called unknown: there are fewer than 20 held-out samples to choose a threshold on")
     if found.foreign.number:
         marked = f", called unknown: {found.foreign}" if found.marks else f": {found.foreign.number}"
@@ -183,9 +186,12 @@ def forget(workspace: Shop, /, *classes: str, ids: Path | None = None, wait: Wai
         File with one sample per line: its id of 16 digits, the path of an image, or a text.
     """
     with _opened(workspace, wait) as shop:
-        told = shop.forget(*classes, ids=_ids(shop, ids) if ids is not None else ())
+        lines = _ids(shop, ids) if ids is not None else []
+        told = shop.forget(*classes, ids=[number for _, number in lines])
     what = "class" if len(told["forgot"]) == 1 else "classes"
     names = f" and the {what} {', '.join(map(_name, told['forgot']))}" if told["forgot"] else ""
+    missing = set(told["missing"])
+    _list("not learned", [line for line, number in lines if number in missing])
     print(f"forgot {plural(told['samples'], 'sample')}{names}; earlier versions are gone")
 
 
@@ -362,8 +368,8 @@ def plural(count: int, noun: str) -> str:
     return counted(count, noun)
 
 
-def _ids(shop: Workspace, file: Path) -> list[int]:
-    """Return the ids of the samples in a file, one per line."""
+def _ids(shop: Workspace, file: Path) -> list[tuple[str, int]]:
+    """Return the samples in a file, one per line, with their ids."""
     from graspcl.files import read_regular
 
     lines = [line for line in read_regular(file).decode("utf-8", "replace").splitlines() if line.strip()]
@@ -374,8 +380,11 @@ def _ids(shop: Workspace, file: Path) -> list[int]:
         raise GraspError(
             f"{file}: this is neither an id nor a sample that can be read: {contents[found.index(-1)][:80]}"
         )
-    ids = [bytes.fromhex(line) for line, is_id in zip(lines, known, strict=True) if is_id]
-    return [int.from_bytes(one, signed=True) for one in ids] + found  # ids are int64
+    numbers = iter(found)
+    return [
+        (line, int.from_bytes(bytes.fromhex(line), signed=True) if is_id else next(numbers))  # ids are int64
+        for line, is_id in zip(lines, known, strict=True)
+    ]
 
 
 def _name(name: str) -> str:

@@ -178,10 +178,11 @@ class Inputs:
             return torch.from_numpy(images).permute(0, 3, 1, 2), kept, faults
         found = [_text_fault(text) for text in part]
         kept = np.array([place for place, fault in enumerate(found) if not fault], np.int64)
-        return self._texts.encode([part[place] for place in kept]), kept, [fault for fault in found if fault]
+        return self.texts.encode([part[place] for place in kept]), kept, [fault for fault in found if fault]
 
     @cached_property
-    def _texts(self) -> TextInputs:
+    def texts(self) -> TextInputs:
+        """What turns texts into inputs of the network."""
         return TextInputs.of(self.config.network.name, network_options(self.config))
 
     def _check_array(self, inputs: Tensor) -> None:

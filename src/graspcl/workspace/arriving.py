@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from graspcl.experiment.prepare import EncodedTexts, open_data
 from graspcl.progress import Progress
 from graspcl.settings.config import Config
 from graspcl.settings.read import replaced
+from graspcl.workspace.known import Known
 
 _READ = 64  # samples that are decoded at a time
 _CHUNK, _BYTES = 1024, 2**24  # samples that are handed on at a time, and what they take, at most
@@ -125,32 +127,39 @@ def content_ids(inputs: Tensor) -> Array:
 
 
 class Chunk(NamedTuple):
-    """New samples: their ids [n], the names of their classes, and what the network takes [n, …]."""
+    """New samples: their ids [n], the names of their classes, what the network takes [n, …], and which come again [n].
+
+    One that comes again was trained before, but the sums do not know it any more.
+    """
 
     ids: Array
     names: list[str]
     inputs: Tensor
+    again: Array
 
 
 @dataclass
 class Arrivals:
     """Reads `rows` [n] of `samples` and yields what is new.
 
-    A sample whose content is in `known`, by id, is counted and not yielded; if it has another class there, it is one of
-    the `contradictions`. So are the samples whose ids are `disputed`. If the samples give the same content two classes,
-    its id is in `torn` after reading: the first of them was yielded, so read again with these as `disputed`.
+    A sample whose content is `known`, by id, is counted and not yielded. One that is `lost` is yielded as one that
+    comes again. If either has another class there, by the `names` of labels, it is one of the `contradictions`. So are
+    the samples whose ids are `disputed`. If the samples give the same content two classes, its id is in `torn` after
+    reading: the first of them was yielded, so read again with these as `disputed`.
     """
 
     samples: Samples[Any]
     rows: Array
-    known: dict[int, str]
+    known: Known
+    lost: Known
+    names: dict[int, str]
     disputed: Set[int] = frozenset()
     torn: set[int] = field(default_factory=set)
     duplicates: int = 0
     contradictions: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)  # of new samples by class
-    arrived: dict[int, str] = field(default_factory=dict)  # the classes of new samples by id
+    _arrived: Known = field(default_factory=Known)  # the classes of new samples, by their place in those of `samples`
     _left: dict[int, list[tuple[str, str]]] = field(default_factory=dict)  # disputed samples by id: where, and class
 
     def chunks(self, progress: Progress) -> Iterator[Chunk]:
@@ -166,6 +175,7 @@ class Arrivals:
                         np.concatenate([one.ids for one in waiting]),
                         [name for one in waiting for name in one.names],
                         torch.cat([one.inputs for one in waiting if len(one.ids)] or [waiting[0].inputs]),
+                        np.concatenate([one.again for one in waiting]),
                     )
                     waiting = []
                     if len(found.ids):
@@ -180,24 +190,36 @@ class Arrivals:
     def _new(self, rows: Array) -> Chunk:
         inputs, kept, problems = self.samples.read_some(rows)
         self.problems += problems
-        names = [self.samples.classes[label] for label in self.samples.labels[rows[kept]].tolist()]
-        ids, new = content_ids(inputs), []
-        for place, (one, name) in enumerate(zip(ids.tolist(), names, strict=True)):
-            there = self.known.get(one, self.arrived.get(one))
-            if one in self.disputed:
-                self._left.setdefault(one, []).append((self._where(int(rows[kept[place]])), name))
-            elif there is None:
-                self.arrived[one] = name
-                self.counts[name] += 1
-                new.append(place)
-            elif there == name:
-                self.duplicates += 1
-            elif one in self.arrived:
-                self.torn.add(one)
-            else:
-                where = self._where(int(rows[kept[place]]))
-                self.contradictions.append(f"{where} is given as {name!r}, but was learned as {there!r}: left out")
-        return Chunk(ids[new], [names[place] for place in new], inputs[new])
+        taken, ids, classes = rows[kept], content_ids(inputs), self.samples.classes
+        given = self.samples.labels[taken]
+        known, lost = self.known.labels_of(ids), self.lost.labels_of(ids)
+        learned, disputed = np.where(known >= 0, known, lost), np.isin(ids, [*self.disputed])
+        same = given == self._places[learned]
+        free = np.flatnonzero(~disputed & (known < 0) & ((learned < 0) | same))  # new, or again in the same class
+        waiting = free[self._arrived.labels_of(ids[free]) < 0]
+        new = np.sort(waiting[np.unique(ids[waiting], return_index=True)[1]])
+        self._arrived.add(ids[new], given[new])
+        torn = ids[free[self._arrived.labels_of(ids[free]) != given[free]]]
+        self.torn.update(torn.tolist())
+        self.duplicates += int((~disputed & (known >= 0) & same).sum()) + len(free) - len(new) - len(torn)
+        names = [classes[place] for place in given[new].tolist()]
+        self.counts.update(names)
+        for place in np.flatnonzero(disputed).tolist():
+            self._left.setdefault(int(ids[place]), []).append((self._where(int(taken[place])), classes[given[place]]))
+        for place in np.flatnonzero(~disputed & (learned >= 0) & ~same).tolist():
+            told = f"{self._where(int(taken[place]))} is given as {classes[given[place]]!r}"
+            name = self.names[int(learned[place])]
+            self.contradictions.append(f"{told}, but was learned as {name!r} (id {ids[place]:016x}): left out")
+        return Chunk(ids[new], names, inputs[new], lost[new] >= 0)
+
+    @cached_property
+    def _places(self) -> Array:
+        """The place in the classes of `samples` of each label; -1 of one that is not there, and of the label -1."""
+        place_of = {name: place for place, name in enumerate(self.samples.classes)}
+        found = np.full(max(self.names, default=-1) + 2, -1)
+        for label, name in self.names.items():
+            found[label] = place_of.get(name, -1)
+        return found
 
     def _where(self, row: int) -> str:
         """Name a sample for a message: by its file, its text or its number."""

@@ -12,6 +12,7 @@ from graspcl.checks import Array
 from graspcl.errors import GraspError
 from graspcl.learner import Aligned
 from graspcl.policy import policies
+from graspcl.workspace.known import Known
 from graspcl.workspace.version import Version
 
 
@@ -22,24 +23,25 @@ def forget(version: Version, names: Iterable[str] = (), ids: Array | None = None
     """
     labels = [version.label_of(name) for name in names]
     wanted = np.empty(0, np.int64) if ids is None else ids
-    buffer, held = version.buffer, version.held
+    buffer, held, learned = version.buffer, version.held, version.learned()
+    if not labels and (learned.labels_of(wanted) < 0).all():
+        raise GraspError("none of these samples was learned; nothing was changed")
     gone = np.isin(buffer.labels, labels) | np.isin(buffer.ids, wanted)
-    apart = np.isin(held.labels, labels) | np.isin(held.ids, wanted)
-    if not gone.any() and not apart.any() and not labels:
-        raise GraspError("none of these samples is stored; nothing was changed")
     emptied = set(buffer.classes.tolist()) - set(buffer.labels[~gone].tolist())
     labels = [label for label in version.names if label in labels or label in emptied]
     _check_left(version, labels)
-    removed = Counter(np.concatenate([buffer.labels[gone], held.labels[apart]]).tolist())
+    without = np.isin(learned.labels, labels) | np.isin(learned.ids, wanted)
+    forgotten, removed = learned.ids[without], Counter(learned.labels[without].tolist())
     buffer.remove(np.flatnonzero(gone))
-    version.held = held.part(~apart & ~np.isin(held.labels, labels))
+    version.held = held.part(~np.isin(held.ids, forgotten))
+    version.evicted, version.lost = version.evicted.without(forgotten), version.lost.without(forgotten)
     for label, number in removed.items():
         version.seen[label] -= number
-    forgotten = [_drop(version, label) for label in labels]
+    dropped = [_drop(version, label) for label in labels]
     _solve_again(version)
     for entry in version.history:
-        _without(entry, forgotten)
-    return {"forgot": forgotten, "samples": sum(removed.values())}
+        _without(entry, dropped)
+    return {"forgot": dropped, "samples": sum(removed.values())}
 
 
 def merge(version: Version, source: str, target: str) -> dict[str, Any]:
@@ -51,18 +53,23 @@ def merge(version: Version, source: str, target: str) -> dict[str, Any]:
     slots = np.array(version.buffer.slots_of(old), np.int64)
     version.buffer.overwrite(slots, np.full(len(slots), new))
     version.held.labels[version.held.labels == old] = new
+    version.evicted, version.lost = version.evicted.relabelled(old, new), version.lost.relabelled(old, new)
     version.seen[new] = version.seen.get(new, 0) + version.seen.get(old, 0)
     _drop(version, old)
     _solve_again(version)
+    for entry in version.history:
+        _without_warnings(entry, source)
     return {"merged": source, "into": target, "samples": len(slots)}
 
 
 def rename_in(entries: list[dict[str, Any]], old: str, new: str) -> None:
-    """Write a new name of a class into the history, so that its accuracies are found under one name."""
+    """Write a new name of a class into the history, so that its accuracies and warnings are found under one name."""
     for entry in entries:
         for part in ("classes", "changed", "added"):
             if old in entry.get(part, {}):
                 entry[part][new] = entry[part].pop(old)
+        entry["fallen"] = [new if name == old else name for name in entry.get("fallen", [])]
+        entry["confused"] = [line.replace(repr(old), repr(new)) for line in entry.get("confused", [])]
 
 
 def _check_left(version: Version, labels: list[int]) -> None:
@@ -79,7 +86,8 @@ def _solve_again(version: Version) -> None:
     learner, policy = version.learner, version.config.policy
     if not isinstance(learner, Aligned):
         raise GraspError(f"the learner {learner.name} cannot forget; make the workspace with the learner aligned")
-    version.evicted = {}  # the sums are computed from stored samples alone, so others count as new if they arrive again
+    version.lost.add(version.evicted.ids, version.evicted.labels)  # the sums are computed from stored samples alone
+    version.evicted = Known()
     learner.policy = policies.create(policy.name, **policy.parameters)  # its plans name samples
     learner.relearn([label for label in learner.classes if label in version.names])
 
@@ -92,5 +100,9 @@ def _without(entry: dict[str, Any], names: list[str]) -> None:
     for name in names:
         for part in ("classes", "changed", "added"):
             entry.get(part, {}).pop(name, None)
-        for part in ("fallen", "confused"):
-            entry[part] = [one for one in entry.get(part, []) if name != one and repr(name) not in one]
+        _without_warnings(entry, name)
+
+
+def _without_warnings(entry: dict[str, Any], name: str) -> None:
+    for part in ("fallen", "confused"):
+        entry[part] = [one for one in entry.get(part, []) if name != one and repr(name) not in one]

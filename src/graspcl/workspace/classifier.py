@@ -90,5 +90,7 @@ class Classifier:
             "texts": (options.get("max_tokens"),),
         }
         about = image_steps(config.data.pixels, keeps_whole(config)) if reads == "images" else None
-        told = self.calibration
-        return Exportable(self.network, self.classes, reads, shapes[reads], told.temperature, told.threshold, about)
+        told, texts = self.calibration, None if reads == "images" else self.inputs.texts.steps()
+        return Exportable(
+            self.network, self.classes, reads, shapes[reads], told.temperature, told.threshold, about, texts
+        )

@@ -9,19 +9,21 @@ from __future__ import annotations
 import inspect
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import date, datetime
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from graspcl.checks import Array, Count, Natural, NonNegative, check_parameters
+from graspcl.checks import Array, Count, Natural, Range, check_parameters
 from graspcl.errors import GraspError
 from graspcl.learner import Learner, learners
 from graspcl.policy import Budget
 from graspcl.random import generator, torch_generator
 
 _KINDS = {bool, int, float, str, bytes, date, datetime}  # of labels
+Passes = Annotated[float, Range(0, 10**6)]
 _LARGEST = 1e6  # a standardised feature beyond it is cut off, so that no product overflows
 
 
@@ -31,6 +33,15 @@ class InvalidInput(GraspError, ValueError):
 
 class _NotFitted(GraspError, ValueError, AttributeError):
     """The classifier has learned nothing yet."""
+
+
+@contextmanager
+def _value_errors() -> Iterator[None]:
+    """Let every error be a ValueError too: parameters or samples are wrong."""
+    try:
+        yield
+    except GraspError as error:
+        raise InvalidInput(str(error)) from error
 
 
 class RehearsalClassifier:
@@ -68,7 +79,7 @@ class RehearsalClassifier:
 
     def __init__(
         self, *, learner: str = "aligned", policy: str = "grasp", width: Count = 1000,
-        capacity: int | str | None = None, passes: NonNegative = 1.0, batch_size: Count = 32,
+        capacity: int | str | None = None, passes: Passes = 1.0, batch_size: Count = 32,
         random_state: Natural | None = 0,
     ) -> None:  # fmt: skip
         self.learner = learner
@@ -84,8 +95,7 @@ class RehearsalClassifier:
     def fit(self, X: Any, y: Any) -> RehearsalClassifier:
         """Learn from vectors X [n, d] and their labels y [n], forgetting everything before; returns the estimator."""
         vectors, labels = self._samples(X, y)
-        self._begin(vectors, np.unique(labels))
-        return self._learn(vectors, labels)
+        return self._learn(self._begin(vectors, np.unique(labels)), vectors, labels)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> RehearsalClassifier:
         """Learn more from vectors X [n, d] and their labels y [n]; returns the estimator.
@@ -98,30 +108,33 @@ class RehearsalClassifier:
         """
         vectors, labels = self._samples(X, y, first=not self._fitted)
         known = labels if classes is None else _joined(_labels(classes, "classes"), labels)
-        if self._fitted:
-            self.classes_ = _joined(self.classes_, known)
-        else:
-            self._begin(vectors, np.unique(known))
-        return self._learn(vectors, labels)
+        if not self._fitted:
+            return self._learn(self._begin(vectors, np.unique(known)), vectors, labels)
+        self.classes_ = _joined(self.classes_, known)
+        return self._learn(self.learner_, vectors, labels)
 
-    def _learn(self, vectors: Array, labels: Array) -> RehearsalClassifier:
+    def _learn(self, learner: Learner, vectors: Array, labels: Array) -> RehearsalClassifier:
         for label in labels.tolist():
             self._number.setdefault(label, len(self._number))
-        self.learner_.observe(self._standardised(vectors), [self._number[label] for label in labels.tolist()])
-        updates = max(1, round(self.passes * len(self.learner_.buffer) / self.batch_size)) if self.passes else 0
-        self.learner_.rehearse(Budget(updates, self.batch_size))
+        with _value_errors():
+            learner.observe(self._standardised(vectors), [self._number[label] for label in labels.tolist()])
+            updates = max(1, round(self.passes * len(learner.buffer) / self.batch_size)) if self.passes else 0
+            learner.rehearse(Budget(updates, self.batch_size))
+        self.learner_ = learner
         return self
 
-    def _begin(self, vectors: Array, classes: Array) -> None:
-        """Set up everything that is learned, for vectors like these."""
+    def _begin(self, vectors: Array, classes: Array) -> Learner:
+        """Set up everything that is learned, for vectors like these; return a learner that has learned nothing."""
+        vars(self).pop("learner_", None)  # until the new one has learned, this is not fitted
         self._mean, deviation = vectors.mean(0, dtype=np.float64), vectors.std(0, dtype=np.float64)
         # A constant feature tells nothing. Its deviation is that of rounding, or 0.
         constant = deviation <= 1e-12 * np.maximum(1.0, np.abs(self._mean))
         self._scale = np.where(constant, 1.0, deviation)
         seed = int(np.random.default_rng().integers(2**31)) if self.random_state is None else self.random_state
-        self.learner_ = self._make_learner(vectors.shape[1], seed)
         self._number: dict[Any, int] = {}  # of each class, in order of arrival
         self._seed, self.n_features_in_, self.classes_ = seed, vectors.shape[1], classes
+        with _value_errors():
+            return self._make_learner(vectors.shape[1], seed)
 
     def _make_learner(self, features: int, seed: int) -> Learner:
         from graspcl.buffer import Buffer
@@ -205,10 +218,8 @@ class RehearsalClassifier:
 
     def _samples(self, X: Any, y: Any, first: bool = True) -> tuple[Array, Array]:
         """Check the parameters, and return vectors X [n, d] and labels y [n]."""
-        try:
+        with _value_errors():
             check_parameters(type(self), self.get_params())
-        except GraspError as error:
-            raise InvalidInput(str(error)) from error
         if y is None:
             raise InvalidInput(f"{type(self).__name__} requires y to be passed, but the target y is None")
         vectors, labels = self._vectors(X, first), _labels(y)

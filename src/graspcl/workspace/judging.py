@@ -63,8 +63,11 @@ def tallies(right: Array, labels: Array) -> dict[int, Tally]:
     >>> tallies(np.array([True, False, True]), np.array([4, 4, 7]))
     {4: Tally(right=1, number=2), 7: Tally(right=1, number=1)}
     """
-    return {int(label): Tally(int(right[labels == label].sum()), int((labels == label).sum())) for label in
-            np.unique(labels)}  # fmt: skip
+    classes, place = np.unique(labels, return_inverse=True)
+    numbers, rights = np.bincount(place), np.bincount(place[right], minlength=len(classes))
+    return {
+        label: Tally(*both) for label, *both in zip(classes.tolist(), rights.tolist(), numbers.tolist(), strict=True)
+    }
 
 
 @dataclass(frozen=True)

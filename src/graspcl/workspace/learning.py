@@ -19,7 +19,7 @@ from graspcl.data import Samples
 from graspcl.errors import GraspError
 from graspcl.machine import give_back_memory
 from graspcl.progress import Progress
-from graspcl.workspace.arriving import Arrivals
+from graspcl.workspace.arriving import Arrivals, Chunk
 from graspcl.workspace.calibration import novelty
 from graspcl.workspace.judging import Change, Tally, changes, fallen, hold_out, tallies
 from graspcl.workspace.training import Effort, Trained, train
@@ -151,23 +151,26 @@ def _take_all(
     version: Version, samples: Samples[Any], rows: Array, progress: Progress, disputed: Set[int] = frozenset()
 ) -> Arrivals:
     """Read the samples at `rows` [n] and store what is new, without samples whose ids are `disputed`."""
-    arrivals = Arrivals(samples, rows, version.known(), disputed)
+    arrivals = Arrivals(samples, rows, version.known(), version.lost, dict(version.names), disputed)
+    stored = [(version.buffer.ids.copy(), version.buffer.labels.copy())]  # all that are or were
     for chunk in arrivals.chunks(progress):
         parts = [version.learner.encode(part) for part in chunk.inputs.split(_ENCODED)]
-        _take(version, chunk.ids, chunk.names, torch.cat([torch.as_tensor(part) for part in parts]))
-    version.note_evicted({**arrivals.known, **arrivals.arrived})
+        stored.append((chunk.ids, _take(version, chunk, torch.cat([torch.as_tensor(part) for part in parts]))))
+    version.note_evicted(*map(np.concatenate, zip(*stored, strict=True)))
     return arrivals
 
 
-def _take(version: Version, ids: Array, names: list[str], codes: Codes) -> None:
-    """Store new samples, and hold some of them out."""
-    labels = version.labels_of(names)
-    apart = hold_out(ids, labels, version.seen, Counter(version.held.labels.tolist()))
-    for label, number in Counter(labels.tolist()).items():
+def _take(version: Version, chunk: Chunk, codes: Codes) -> Array:
+    """Store new samples, and hold some of them out; return the labels of all [n]."""
+    ids, labels, first = chunk.ids, version.labels_of(chunk.names), ~chunk.again
+    apart = np.zeros(len(ids), bool)  # what was trained once is never held out
+    apart[first] = hold_out(ids[first], labels[first], version.seen, Counter(version.held.labels.tolist()))
+    for label, number in Counter(labels[first].tolist()).items():
         version.seen[label] = version.seen.get(label, 0) + number
     kept = torch.from_numpy(~apart)
     version.learner.observe_codes(codes[kept], labels[~apart], ids[~apart])
     version.held = version.held.with_samples(ids[apart], labels[apart], torch.as_tensor(codes)[~kept].numpy())
+    return labels
 
 
 def _batch(version: Version) -> int:

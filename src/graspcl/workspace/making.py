@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from graspcl.buffer.capacity import parse_bytes
-from graspcl.checks import Array
+from graspcl.checks import Array, shown
 from graspcl.codec import Auto, Codec, codecs
 from graspcl.data import Samples
 from graspcl.data.sources import data_sources, kind_of_files
@@ -40,6 +40,8 @@ def choose_settings(
     text: str | None = None, label: str | None = None,
 ) -> Config:  # fmt: skip
     """Return the settings of a new workspace for the data at `path`; tell `progress` each choice with its reason."""
+    if not isinstance(memory, str):
+        raise GraspError(f"memory is a size such as '500MB', got {shown(memory)}")
     parse_bytes(memory)
     gives = data_sources.declared(path, "gives") if path in data_sources else kind_of_files(path)
     kind = "images" if gives == "images" else "texts"

@@ -26,6 +26,7 @@ from graspcl.learner import Learner
 from graspcl.model import SplitNetwork
 from graspcl.objects import read_rows, reusable
 from graspcl.settings.config import Config
+from graspcl.workspace.known import Known
 from graspcl.workspace.store import Store
 
 Manifest = dict[str, Any]
@@ -104,10 +105,8 @@ def _load_weights(network: SplitNetwork, weights: dict[str, Any]) -> None:
 # -- the learner -------------------------------------------------------------------------------------------------------
 
 
-def load_learner(
-    store: Store, manifest: Manifest, config: Config, codec: Codec
-) -> tuple[Learner, HeldOut, dict[int, int]]:
-    """Return the learner as the version left it, the held-out samples, and the labels of evicted ones by id."""
+def load_learner(store: Store, manifest: Manifest, config: Config, codec: Codec) -> tuple[Learner, HeldOut]:
+    """Return the learner as the version left it, and the held-out samples."""
     network, _ = new_network(config, manifest["backbone"])
     codec.load_state_dict(store.get(manifest["codec"]))
     learner = make_learner(config, network, codec, len(manifest["classes"]))
@@ -125,16 +124,13 @@ def load_learner(
     learner.load_state_dict({**fresh, **known, "network": weights, "buffer": buffer}, copy=False)
     apart = HeldOut(np.asarray(held["ids"]), np.asarray(held["labels"]), np.empty(0))
     apart.codes = np.empty((0, 1), np.float16) if codes is None else codes[len(stored) :]
-    # Versions of earlier programs do not know what was evicted.
-    evicted = (np.asarray(held.get(name, ())).tolist() for name in ("evicted", "evicted_labels"))
-    return learner, apart, dict(zip(*evicted, strict=True))
+    return learner, apart
 
 
 def save_learner(
-    store: Store, learner: Learner, held: HeldOut, evicted: dict[int, int], segments: list[dict[str, Any]],
-    forgotten: bool = False,
-) -> Manifest:  # fmt: skip
-    """Write a learner, the held-out samples and the ids of evicted ones; return their part of a manifest.
+    store: Store, learner: Learner, held: HeldOut, segments: list[dict[str, Any]], forgotten: bool = False
+) -> Manifest:
+    """Write a learner and the held-out samples; return their part of a manifest.
 
     Args:
         segments: those of the version before.
@@ -148,13 +144,12 @@ def save_learner(
     weights = {name: value for name, value in known.pop("network").items() if not name.startswith(_FROZEN)}
     known.pop("original")  # it is that of the network as it came
     known["moments"] = {name: _narrow(sums) for name, sums in known["moments"].items()}
-    lost = {"evicted": np.array([*evicted], np.int64), "evicted_labels": np.array([*evicted.values()], np.int64)}
     return {
         "network": store.put(weights),
         "sums": store.put(known),
         "codec": store.put(buffer.pop("codec") or {}),
         "buffer": store.put(buffer),
-        "held": store.put({"ids": held.ids, "labels": held.labels, **lost}),
+        "held": store.put({"ids": held.ids, "labels": held.labels}),
         "segments": _saved_segments(store, segments, learner.buffer.ids, codes, held, forgotten),
     }
 
@@ -166,6 +161,17 @@ def _narrow(sums: dict[str, Any]) -> dict[str, Any]:
 
 def _wide(sums: dict[str, Any]) -> dict[str, Any]:
     return {**sums, **{name: torch.as_tensor(sums[name]).double() for name in ("sums", "second")}}
+
+
+def load_known(store: Store, names: list[str]) -> Known:
+    """Return the labels of samples whose runs are stored under these names."""
+    found = (store.get(name) for name in names)
+    return Known((np.asarray(one["ids"]), np.asarray(one["labels"])) for one in found)
+
+
+def save_known(store: Store, known: Known) -> list[str]:
+    """Write the runs of labels that are not stored yet; return the names of all."""
+    return [store.put({"ids": ids, "labels": labels}) for ids, labels in known.runs]
 
 
 # -- segments ----------------------------------------------------------------------------------------------------------

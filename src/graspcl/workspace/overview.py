@@ -96,7 +96,7 @@ def status(store: Store) -> Status:
 
 
 def _warnings(entries: list[dict[str, Any]], classes: list[ClassStatus]) -> list[str]:
-    """Return what should be looked at: classes that fell since they were best, or in the last change."""
+    """Return what should be looked at: classes that fell since they were best, or when samples were last learned."""
     found = []
     for one_class in classes:
         past = [one for one in one_class.past if one.number]
@@ -105,8 +105,8 @@ def _warnings(entries: list[dict[str, Any]], classes: list[ClassStatus]) -> list
         best, now = max(past, key=lambda one: one.points), past[-1]
         if now.points < best.points - 10 and best.right / best.number * now.number - now.right >= 2:
             found.append(f"{one_class.name!r} has fallen from {best} to {now} of its held-out samples")
-    for entry in entries[-1:]:
-        fell = "fell beyond chance in the last change, which was accepted"
+    for entry in [one for one in entries if one["verb"] in ("new", "learn")][-1:]:
+        fell = "fell beyond chance in the last learn, which was accepted"
         found += [f"{name!r} {fell}" for name in entry.get("fallen", [])]
         found += [f"the earlier classes together {fell}"] if entry.get("all_fell") else []
         found += entry.get("confused", [])

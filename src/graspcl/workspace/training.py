@@ -104,6 +104,7 @@ def train(
             break
         if deadline is None and (now == 1 or now <= best):
             reason = "all held-out samples are predicted correctly" if now == 1 else "held-out accuracy rose no more"
+            reason = reason if held else "no sample is held out, so nothing tells whether more would help"
             break
         best = max(best, now)
     if not limit:

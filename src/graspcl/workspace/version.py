@@ -19,7 +19,16 @@ from graspcl.settings.read import from_plain
 from graspcl.workspace.calibration import Calibration, calibrate
 from graspcl.workspace.classifier import Classifier
 from graspcl.workspace.judging import Tally, tallies
-from graspcl.workspace.memory import HeldOut, Manifest, load_learner, load_network, save_learner
+from graspcl.workspace.known import Known
+from graspcl.workspace.memory import (
+    HeldOut,
+    Manifest,
+    load_known,
+    load_learner,
+    load_network,
+    save_known,
+    save_learner,
+)
 from graspcl.workspace.store import Store
 
 UNDOABLE = 3  # changes that can be taken back; each keeps its weights and sums on the disk
@@ -36,7 +45,8 @@ class Version:
     backbone: str  # digest of the network as it came
     learner: Learner
     held: HeldOut = field(default_factory=HeldOut.none)
-    evicted: dict[int, int] = field(default_factory=dict)  # labels, by id, of learned samples that made room for others
+    evicted: Known = field(default_factory=Known)  # trained samples that made room for others; the sums know them
+    lost: Known = field(default_factory=Known)  # trained samples that the sums do not know; some are stored again
     names: dict[int, str] = field(default_factory=dict)  # of classes by label; labels are never used again
     seen: dict[int, int] = field(default_factory=dict)  # samples of each class so far, held-out ones among them
     next: int = 0  # the label of the next new class
@@ -49,9 +59,10 @@ class Version:
         manifest = head_of(store)
         config = from_plain(manifest["settings"])
         codec = codecs.create(config.codec.name, **config.codec.parameters)
-        learner, held, evicted = load_learner(store, manifest, config, codec)
+        learner, held = load_learner(store, manifest, config, codec)
+        evicted, lost = (load_known(store, manifest.get(part, [])) for part in ("evicted", "lost"))
         return cls(
-            config, manifest["backbone"], learner, held, evicted, class_names(manifest),
+            config, manifest["backbone"], learner, held, evicted, lost, class_names(manifest),
             {int(label): number for label, number in manifest["seen"].items()}, manifest["next"],
             manifest["segments"], history_of(store),
         )  # fmt: skip
@@ -64,7 +75,8 @@ class Version:
             summary: what the history tells about it, plain JSON.
             forgotten: whether samples were forgotten. Then all earlier versions go, and with them what they stored.
         """
-        parts = save_learner(store, self.learner, self.held, self.evicted, self.segments, forgotten)
+        parts = save_learner(store, self.learner, self.held, self.segments, forgotten)
+        parts |= {"evicted": save_known(store, self.evicted), "lost": save_known(store, self.lost)}
         calibration, judged = self.calibration(), self.accuracies()
         total = Tally(sum(one.right for one in judged.values()), sum(one.number for one in judged.values()))
         entry = {
@@ -102,17 +114,23 @@ class Version:
                 self.names[self.next], self.next = name, self.next + 1
         return np.array([label_of[name] for name in names], np.int64)
 
-    def known(self) -> dict[int, str]:
-        """Return the class of each sample that was learned or is held out, by id."""
-        pairs = ((self.buffer.ids, self.buffer.labels), (self.held.ids, self.held.labels))
-        labels = {one: label for pair in pairs for one, label in zip(*map(np.ndarray.tolist, pair), strict=True)}
-        return {one: self.names[label] for one, label in {**self.evicted, **labels}.items()}
+    def known(self) -> Known:
+        """Return the labels of all samples that the sums know or that are held out."""
+        found = Known(self.evicted.runs)
+        found.add(self.buffer.ids, self.buffer.labels)
+        found.add(self.held.ids, self.held.labels)
+        return found
 
-    def note_evicted(self, learned: dict[int, str]) -> None:
-        """Remember which of the `learned` samples, classes by id, are neither stored nor held out any more."""
-        present = {*self.buffer.ids.tolist(), *self.held.ids.tolist()}
-        label_of = {name: label for label, name in self.names.items()}
-        self.evicted = {one: label_of[name] for one, name in learned.items() if one not in present}
+    def learned(self) -> Known:
+        """Return the labels of all samples that were ever learned and not forgotten."""
+        found = self.known()
+        found.add(self.lost.ids, self.lost.labels)
+        return found
+
+    def note_evicted(self, ids: Array, labels: Array) -> None:
+        """Remember which of the samples with these `ids` [n] and `labels` [n] are neither stored nor held out."""
+        gone = ~np.isin(ids, np.concatenate([self.buffer.ids, self.held.ids]))
+        self.evicted.add(ids[gone], labels[gone])
 
     # -- held-out samples ----------------------------------------------------------------------------------------------
 

@@ -182,7 +182,7 @@ class Workspace:
         return export(path, self._current().exportable())
 
     def ids(self, inputs: Contents) -> Array:
-        """Return the ids [n] of inputs, by which `forget` finds stored samples; -1 for one that cannot be read."""
+        """Return the ids [n] of inputs, by which `forget` finds samples; -1 for one that cannot be read."""
         reader = Inputs(self._current().config)
         checked = reader.check(inputs, "ids")
         found = np.full(len(checked), -1)
@@ -266,11 +266,11 @@ class Workspace:
     def forget(self, *classes: str, ids: Sequence[int] | Array = ()) -> dict[str, Any]:
         """Forget classes, or single samples by their `ids`. It cannot be undone.
 
-        Samples, sums and the head's rows of a class go, from all versions. What the plastic part of the network learned
-        from them stays.
+        Samples, sums and the head's rows of a class go, from all versions, and the ids of samples that the memory has
+        evicted. What the plastic part of the network and the codec learned from them stays.
 
         Returns:
-            What the history tells about it.
+            What the history tells about it, and the ids that were `missing`: of no sample that was learned.
         """
         check_names(classes)
         wanted = integer_array(ids, "ids")
@@ -278,11 +278,12 @@ class Workspace:
             raise GraspError("say what to forget: a class, or samples by their ids")
         with self._writing() as store:
             version = Version.load(store)
+            missing = wanted[version.learned().labels_of(wanted) < 0].tolist()
             told = forget(version, classes, wanted)
             version.save(store, "forget", told, forgotten=True)
             with suppress(OSError):  # its scores do not count for the new version
                 (self.folder / RECENT).unlink(missing_ok=True)
-        return told
+        return {**told, "missing": missing}
 
     def merge(self, source: str, into: str) -> dict[str, Any]:
         """Make all samples of one class samples of another; return what the history tells about it."""
