@@ -12,10 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from graspcl.cache import Shard, fill_rows, lock, patience
 from graspcl.checks import Array
 from graspcl.errors import GraspError
+from graspcl.experiment.encoding import _encode
+from graspcl.model import CosineHead, SplitNetwork
 from graspcl.progress import Silent
 
 pytest.importorskip("fcntl", reason="file locks of this system are not used")
@@ -25,6 +28,8 @@ PROGRAM = """
 import os, sys, time
 import numpy as np
 from graspcl.cache import cached_rows
+from graspcl.experiment.encoding import _encode
+from graspcl.model import CosineHead, SplitNetwork
 from graspcl.progress import Silent
 
 class Notes(Silent):
@@ -130,6 +135,21 @@ def test_a_process_with_progress_is_waited_for(tmp_path: Path) -> None:
         assert holder.stdout is not None and holder.stdout.readline() == "held\n"
         with patience(2), lock(tmp_path / "outer"):
             assert holder.stdout.readline() == "done\n"
+
+
+def test_encoding_shows_its_progress_to_who_waits_for_its_lock(tmp_path: Path) -> None:
+    file, touched = tmp_path / "lock", []
+
+    class Looking(torch.nn.Module):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            touched.append(file.stat().st_mtime)
+            os.utime(file, (0, 0))
+            return inputs
+
+    network = SplitNetwork(Looking(), torch.nn.Linear(2, 2), CosineHead(2, generator=torch.Generator()))
+    with lock(file):
+        _encode(network, torch.ones(200, 2))
+    assert len(touched) == 4 and all(touched)
 
 
 def test_a_lock_that_is_a_link_or_a_pipe_is_neither_followed_nor_waited_for(tmp_path: Path) -> None:
