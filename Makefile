@@ -19,8 +19,8 @@ check: .venv/installed lint
 	    tests/policy/test_drawing.py tests/policy/test_tree.py tests/policy/test_grasp_order.py \
 	    tests/test_design.py tests/test_checks.py tests/experiment/test_settings.py
 
-# Slow tests measure, so they run one after the other.
-test-all: test
+# Slow tests measure, so they run one after the other. Some of them need Ray.
+test-all: test .venv/installed-ray
 	$(BIN)/python -m pytest -m slow
 
 # Pages are tested in Chromium. Where apt may install it, this does; elsewhere those tests are skipped.
@@ -38,6 +38,10 @@ lint: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+.venv/installed-ray: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ray]'
 	touch $@
 
 clean:

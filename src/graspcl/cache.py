@@ -9,6 +9,7 @@ import io
 import json
 import math
 import os
+import time
 from collections.abc import Callable, Container, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -27,7 +28,10 @@ from graspcl.state import write_whole
 
 _SHARD = 1024  # samples per file
 _GAP = 1 << 16  # bytes between two rows that are read with them: that is quicker than to ask twice
+_POLL = 0.1  # seconds between two looks at a lock
 _REQUIRED = ContextVar("_REQUIRED", default=False)  # whether the cache has to be written
+_PATIENCE = ContextVar[float | None]("_PATIENCE", default=None)  # seconds that a lock may be held without progress
+_held: list[io.FileIO] = []  # locks of this process
 
 
 def cache_folder() -> Path:
@@ -56,7 +60,8 @@ def open_lock(file: Path) -> io.FileIO:
 def lock(file: Path, wait: bool = True, progress: Progress | None = None) -> Iterator[None]:
     """Hold the lock `file` while the context is open; the lock of a dead process is free.
 
-    If another process holds it, `wait` for that process and tell `progress`, or raise a GraspError.
+    If another process holds it, `wait` for that process and tell `progress`, or raise a GraspError. Within `patience`,
+    it is an error too if that process shows no progress (`beat`).
     """
     try:
         import fcntl
@@ -76,10 +81,54 @@ def lock(file: Path, wait: bool = True, progress: Progress | None = None) -> Ite
             if progress is not None:
                 progress.note(f"waiting for another process that is using {folder}")
             with contextlib.suppress(OSError):
-                fcntl.flock(opened, fcntl.LOCK_EX)
+                _wait(opened, file)
         except OSError:  # a file system without locks
             pass
+        held = _held  # a lock that is freed while Python shuts down would no longer find it
+        held.append(opened)
+        try:
+            beat()
+            yield
+        finally:
+            held.remove(opened)
+
+
+def _wait(opened: io.FileIO, file: Path) -> None:
+    """Lock a file that another process has locked, as soon as that one is done."""
+    import fcntl
+
+    limit, last, since = _PATIENCE.get(), -1, 0.0
+    while limit is not None:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            touched, now = os.fstat(opened.fileno()).st_mtime_ns, time.monotonic()
+        if touched != last:
+            last, since = touched, now
+            beat()  # who waits for this process waits for that one, too
+        elif now - since > limit:
+            what = f"the process that holds {file} has made no progress for {limit:g} seconds"
+            raise GraspError(f"{what}: end it if it hangs, or raise --timeout; then run the same command again")
+        time.sleep(_POLL)
+    fcntl.flock(opened, fcntl.LOCK_EX)
+
+
+def beat() -> None:
+    """Show progress to the processes that wait for locks of this one, by touching them."""
+    for opened in [*_held]:
+        with contextlib.suppress(OSError, ValueError):  # not this user's file, or just closed
+            os.utime(opened.fileno())
+
+
+@contextlib.contextmanager
+def patience(seconds: float) -> Iterator[None]:
+    """Within this context, waiting for a lock ends with an error after `seconds` without progress of its holder."""
+    token = _PATIENCE.set(seconds)
+    try:
         yield
+    finally:
+        _PATIENCE.reset(token)
 
 
 @contextlib.contextmanager
@@ -163,8 +212,10 @@ def _taken(
             file, held = folder / f"{begin:08d}.lock", contextlib.ExitStack()
             try:
                 held.enter_context(lock(file, wait, progress))
-            except GraspError:  # it is computed elsewhere
-                continue
+            except GraspError:
+                if wait:
+                    raise
+                continue  # it is computed elsewhere
             yield begin, held
             if (folder / f"{begin:08d}.npz").exists():  # else another process may be about to lock this file
                 with contextlib.suppress(OSError):

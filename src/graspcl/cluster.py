@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import signal
+import socket
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, wait
@@ -17,6 +18,7 @@ from graspcl import machine
 from graspcl.errors import GraspError, require
 
 _SAVING = 60.0  # seconds that stopped tasks have to save checkpoints
+_ANSWERING = 20.0  # seconds in which a cluster must answer
 
 
 @dataclass(frozen=True)
@@ -72,10 +74,11 @@ class RayWorkers(Executor):
         before = signal.getsignal(signal.SIGTERM)
         self._started = not self._ray.is_initialized()
         if self._started:
+            where = "" if address is None else f" {address}"
             try:
+                _knock(address or os.environ.get("RAY_ADDRESS", ""))
                 self._ray.init(address, log_to_driver=False, logging_level="ERROR")
-            except (ConnectionError, ValueError, RuntimeError) as error:
-                where = "" if address is None else f" {address}"
+            except (OSError, OverflowError, ValueError, RuntimeError) as error:
                 said = str(error).partition("\n")[0]
                 raise GraspError(f"the Ray cluster{where} cannot be reached (--address): {said}") from error
             with contextlib.suppress(ValueError):  # not in the main thread, where Ray sets no handler either
@@ -129,6 +132,13 @@ class RayWorkers(Executor):
                 Path(mark).unlink(missing_ok=True)
         if self._started:
             self._ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Raise an OSError if nothing listens at HOST:PORT; Ray itself would try for many minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), _ANSWERING).close()
 
 
 def _call(packed: bytes, home: _Home) -> Any:

@@ -93,6 +93,62 @@ def test_a_process_killed_amid_an_insertion_leaves_whole_samples(tmp_path, colum
     stored(buffer)
 
 
+GROWTH = """
+import itertools, os, signal, sys
+import numpy as np
+import torch
+from graspcl.buffer import Buffer
+
+folder, padding = sys.argv[1], torch.tensor([[-4.0]]) if sys.argv[2] == "sequences" else None
+inputs = np.random.default_rng(0).integers(0, 9, (300, 1, 4)).astype(np.float32)
+inputs[::3, :, 2:] = -4
+Buffer(None, padding=padding).insert(inputs, np.arange(300))  # loads compiled kernels, once for all processes
+
+def grow(number):
+    # A process of its own is killed before the n-th file is filled or replaces a shorter one.
+    buffer = Buffer(None, storage=f"{folder}/{number}", padding=padding)
+    buffer.insert(inputs[:60], np.arange(60) % 7)
+    calls = itertools.count(1)
+    for name in ("posix_fallocate", "replace"):
+        def deadly(*given, call=getattr(os, name)):
+            if next(calls) == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*given)
+        setattr(os, name, deadly)
+    buffer.insert(inputs[60:], np.arange(240) % 7)
+    os._exit(0)
+
+for number in itertools.count(1):
+    if not (child := os.fork()):
+        grow(number)
+    if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != -signal.SIGKILL:
+        break
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["plain", "sequences"])
+def test_a_process_killed_while_files_grow_loses_no_sample(tmp_path, kind):
+    padding = torch.tensor([[-4.0]]) if kind == "sequences" else None
+    subprocess.run([sys.executable, "-c", GROWTH, str(tmp_path), kind], check=True)
+    folders = sorted(tmp_path.iterdir(), key=lambda place: int(place.name))
+    whole = Buffer.open(folders.pop(), padding=padding)  # of the process that was not killed
+    first = {one for one in contents(whole) if one[2] < 60}
+    assert len(folders) > 6 and len(whole) == 300 and len(first) == 60
+    for folder in folders:
+        buffer = Buffer.open(folder, padding=padding)
+        assert contents(buffer) == first and buffer.seen == 60, folder.name
+        assert not [*folder.glob("*.new")]
+        inputs, labels = whole.fetch(np.arange(300))
+        buffer.insert(inputs[60:], labels[60:])
+        everything = contents(buffer)
+        assert everything >= first and len(everything) == 300
+        buffer.close()
+        again = Buffer.open(folder, padding=padding)
+        assert contents(again) == everything
+        again.close()
+
+
 def test_damaged_rows_are_left_out(tmp_path):
     buffer = Buffer(30, storage=tmp_path)
     buffer.insert(*marked(np.arange(30)))

@@ -1,15 +1,18 @@
 """What a user types arrives where the work is done: every option of a command, with the work itself left out."""
 
 import inspect
+import socket
+import sys
 import tomllib
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from graspcl.cluster import RayWorkers
 from graspcl.experiment import Outcome
 from graspcl.experiment.tuning import Search, Trial
 from graspcl.settings import change, preset
@@ -97,6 +100,41 @@ def test_sweep_on_ray(graspcl, sweeps):
     given = {"address": "10.0.0.1:6379", "cpus": 2.0, "gpus": 0.5, "retries": 1, "plugins": [PLUGIN]}
     assert sweeps.noted["RayWorkers"] == [([Path("here")], given)]
     assert sweeps.noted["sweep"][0][3] == "the cluster" and "make_workers" not in sweeps.noted
+
+
+@pytest.fixture
+def ray(monkeypatch, calls):
+    """An address at which something listens, and a stand-in for Ray with a node of 4 CPUs and 1 GPU."""
+    fake = ModuleType("ray")
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    fake.is_initialized = lambda: False
+    fake.nodes = lambda: [{"Alive": True, "Resources": {"CPU": 4.0, "GPU": 1.0}}]
+    for name, result in (("init", None), ("remote", lambda **limits: lambda function: function), ("shutdown", None)):
+        setattr(fake, name, None)
+        calls.replace(f"ray.{name}", result)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_ray_gets_what_was_asked_for(graspcl, sweeps, ray):
+    options = ("--engine", "ray", "--address", ray, "--cpus", "2", "--gpus", "0.5", "--retries", "1")
+    graspcl("sweep", "groceries", "--policies", "mof", *options, code=1)
+    assert sweeps.noted["init"] == [(ray, {"log_to_driver": False, "logging_level": "ERROR"})]
+    limits = {"num_cpus": 2.0, "num_gpus": 0.5, "max_retries": 1, "retry_exceptions": False}
+    assert sweeps.noted["remote"] == [(limits,)]
+    assert isinstance(sweeps.noted["sweep"][0][3], RayWorkers) and sweeps.noted["shutdown"] == [()]
+    refused = graspcl("sweep", "groceries", "--policies", "mof", "--engine", "ray", "--cpus", "8", code=2)
+    assert "Nodes have 4 CPUs and 1 GPUs, got 8 and 0" in refused
+
+
+def test_a_cluster_that_does_not_answer_is_told_at_once(graspcl, sweeps, ray):
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # and does not listen
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        for start in ("", "ray://"):
+            said = graspcl("sweep", "groceries", "--engine", "ray", "--address", start + address, code=2)
+            assert f"the Ray cluster {start}{address} cannot be reached (--address)" in said
+    assert "init" not in sweeps.noted
 
 
 def test_a_sweep_of_one_run_without_a_bound(graspcl, sweeps):

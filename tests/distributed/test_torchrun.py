@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -29,7 +30,9 @@ SHARDED = ("--buffer.shards", "ranks")
 
 def launch(place: Path, world: int, *options: str, kill: str = "", restarts: int = 0) -> tuple[int, str]:
     """The exit code and output of a run below `place`, by torchrun with `world` ranks; without it for `world` 0."""
-    command = ["-m", "graspcl", "run", "listings", *SETTINGS.split(), *options]
+    words = SETTINGS.split()
+    given = dict(zip(words[::2], words[1::2], strict=True)) | dict(zip(options[::2], options[1::2], strict=True))
+    command = ["-m", "graspcl", "run", "listings", *itertools.chain(*given.items())]
     command += ["--plugin", str(PLUGIN), "--out", str(place / "runs")]
     if world:
         torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(world), "--max-restarts", str(restarts)]
@@ -94,6 +97,50 @@ def test_a_killed_rank_is_restarted_and_the_run_ends_the_same(pair, tmp_path, ra
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kill", "options", "there"),
+    [
+        ("1 shares 2", SHARDED, True),  # with codes of the first session
+        ("0 shares 1", SHARDED, False),
+        ("0 state 15", SHARDED, True),
+        ("0 state 15", (), True),
+    ],
+)
+def test_a_rank_killed_while_it_writes_a_checkpoint(pair, tmp_path, kill, options, there):
+    code, output = launch(tmp_path, 2, *options, kill=kill, restarts=1)
+    assert code == 0 and "exitcode: -9" in output, output
+    assert ("resuming from a checkpoint (session" in output) == there, output
+    (config,) = (tmp_path / "runs").rglob("config.toml")
+    compare(pair, config.parent, 0)
+    assert not [*config.parent.rglob("*.part")]
+
+
+@pytest.mark.slow
+def test_a_killed_rank_of_the_default_learner(tmp_path):
+    for place in ("whole", "killed"):
+        (tmp_path / place).mkdir()
+    learner = ("--learner", "aligned", *SHARDED)
+    whole = finish(tmp_path / "whole", 2, *learner)
+    code, output = launch(tmp_path / "killed", 2, *learner, kill="1 step 30", restarts=1)
+    assert code == 0 and "resuming from a checkpoint (session 2, update" in output, output
+    (config,) = (tmp_path / "killed" / "runs").rglob("config.toml")
+    compare(whole, config.parent, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rank", "options"), [(0, ()), (1, ()), (0, SHARDED)])
+def test_sigterm_on_one_rank_stops_all_with_a_checkpoint(pair, tmp_path, rank, options):
+    never = ("--checkpoint.seconds", "100000")
+    code, output = launch(tmp_path, 2, *options, *never, kill=f"{rank} term 24")
+    assert code != 0 and "has lost the others" not in output, output
+    (config,) = (tmp_path / "runs").rglob("config.toml")
+    assert len([*config.parent.glob("checkpoints/*.safetensors")]) == 1, output
+    code, output = launch(tmp_path, 2, *options, *never)
+    assert code == 0 and "resuming from a checkpoint (session 2, update 4" in output, output
+    compare(pair, config.parent, 0)
+
+
+@pytest.mark.slow
 def test_a_run_resumes_on_another_number_of_ranks(alone, tmp_path):
     """Killed on two ranks that share the buffer, resumed on three, killed again, and finished by one process."""
     code, output = launch(tmp_path, 2, *SHARDED, kill="1 step 16")
@@ -149,3 +196,10 @@ def test_a_rank_that_hangs_is_noticed(tmp_path):
     code, output = launch(tmp_path, 2, "--timeout", "5", kill="1 hang 5")
     assert code != 0
     assert "rank 0 of 2 has lost the others: one has died, or has not answered within the time-out" in output
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_while_preparing_is_noticed(tmp_path):
+    code, output = launch(tmp_path, 2, "--timeout", "10", kill="1 prepare 1")
+    assert code != 0 and "waiting for another process" in output, output
+    assert "has made no progress for 10 seconds: end it if it hangs, or raise --timeout" in output

@@ -7,12 +7,18 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from killing import make_photos
 
+from graspcl.errors import GraspError
+from graspcl.experiment import make_workers
+from graspcl.experiment.encode import encode
 from graspcl.integrity import read_arrays
+from graspcl.progress import Silent
+from graspcl.settings import preset
 
 PLUGIN = Path(__file__).with_name("encode_plugin.py")
 NETWORK = ["--network", "mobilenet_v3_large", "--network.split", "7", "--data.pixels", "32", "--codec", "half"]
@@ -92,6 +98,22 @@ def test_processes_share_the_work_and_resume_after_sigkill(alone, photos, tmp_pa
     assert [what[1:] for what in computed(tmp_path)] == files  # the run has computed no rows
     (listed,) = tmp_path.rglob("problems.json")
     assert len(json.loads(listed.read_text())) == 2
+
+
+@pytest.mark.slow
+def test_the_others_do_the_part_of_a_killed_process(alone, photos, tmp_path):
+    code, output = call(tmp_path, "encode", str(photos), *SETTINGS, "--workers", "3", DIRECT="1", KILL="helper")
+    assert code == 0 and "70 samples are encoded" in output, output
+    assert output.count("a process was killed, perhaps for lack of memory; the others have done its part") == 1
+    files = Counter(process for process, *_ in computed(tmp_path))
+    assert sorted(files.values()) == [1, 4]  # of the first process, and of the other helper
+    assert rows(tmp_path, "codes") == rows(alone, "codes")
+
+
+def test_too_many_workers_are_refused():
+    for use in (make_workers, lambda number: encode(preset("groceries"), Silent(), number)):
+        with pytest.raises(GraspError, match="--workers must be at most 32, got 33"):
+            use(33)
 
 
 @pytest.mark.slow

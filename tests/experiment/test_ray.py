@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 PLUGIN = Path(__file__).with_name("ray_plugin.py")
 NODE = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
 PATIENCE = 600  # seconds for what takes one or two on an idle machine
+SETTINGS = {
+    "name": "small", "data.path": "ray_clusters", "learner": "siesta", "stream.kind": "class_incremental",
+    "stream.base_classes": 2, "stream.sessions": 2, "network": "vector(dim=16,hidden=32,embedding=24)",
+    "codec": "half", "base.passes": 2, "buffer": 50, "budget.updates": 12, "budget.batch_size": 10,
+    "checkpoint.seconds": 0,
+}  # fmt: skip
 SLOW_MACHINE = {"worker_register_timeout_seconds": PATIENCE, "health_check_timeout_ms": 60_000}
 
 
@@ -86,13 +93,7 @@ def configs(tmp_path, monkeypatch):
     monkeypatch.setenv("GRASPCL_TEST_GO", str(tmp_path / "go"))
     monkeypatch.chdir(tmp_path)
     load_plugin(PLUGIN)
-    settings = {
-        "name": "small", "data.path": "ray_clusters", "learner": "siesta", "stream.kind": "class_incremental",
-        "stream.base_classes": 2, "stream.sessions": 2, "network": "vector(dim=16,hidden=32,embedding=24)",
-        "codec": "half", "base.passes": 2, "buffer": 50, "budget.updates": 12, "budget.batch_size": 10,
-        "checkpoint.seconds": 0,
-    }  # fmt: skip
-    return grid(change(preset("listings"), settings), "grasp,uniform", seeds="2", references="none")
+    return grid(change(preset("listings"), SETTINGS), "grasp,uniform", seeds="2", references="none")
 
 
 def events(folder: Path, kind: str) -> list[list[str]]:
@@ -126,6 +127,20 @@ def test_a_node_is_killed_and_every_run_is_completed_once(cluster, configs, tmp_
         one, two = (json.loads((path / "summary.json").read_text()) for path in (mine, other))
         assert one["matrix"] == two["matrix"] and one["updates"] == two["updates"]
     assert not [*Path("runs").glob(".seen-*")]
+
+
+def test_the_command_works_on_the_cluster_at_an_address(cluster, configs, tmp_path):
+    """In a process of its own, which is not connected yet."""
+    node = add_node(cluster)
+    (tmp_path / "go").touch()
+    command = [sys.executable, "-m", "graspcl", "sweep", "listings", "--policies", "grasp", "--seeds", "0,"]
+    command += [word for name, value in SETTINGS.items() for word in (f"--{name}", str(value))]
+    command += ["--references", "none", "--engine", "ray", "--address", cluster.address, "--plugin", str(PLUGIN)]
+    elsewhere = {**os.environ, "RAY_ADDRESS": "local"}  # without --address it would start a cluster of its own
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False, env=elsewhere)
+    assert done.returncode == 0 and "1 run finished, 0 failed" in done.stdout, done.stdout + done.stderr
+    assert [where for *_, where in events(tmp_path, "end")] == [node.node_id]
+    cluster.remove_node(node)
 
 
 def test_errors_and_deaths_are_told(cluster, configs):

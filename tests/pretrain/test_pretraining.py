@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ import torch
 from tiny_network import same, stripes, tiny
 
 import graspcl.pretrain.trainer as module
+from graspcl.cache import lock
 from graspcl.errors import GraspError
 from graspcl.model import SplitNetwork
 from graspcl.pretrain import (
@@ -184,3 +187,20 @@ def test_methods_are_known_by_name_and_mistakes_are_explained() -> None:
         make_trainer(tiny(), "supervised", read, range(4))
     with pytest.raises(GraspError, match="'swav' takes SwavSettings, got SupervisedSettings"):
         make_trainer(tiny(), "swav", read, range(4), settings=SETTINGS["supervised"])
+
+
+def test_training_shows_its_progress_to_who_waits_for_its_lock(tmp_path: Path) -> None:
+    """The lock is touched after each batch, within an epoch too."""
+    file, touched = tmp_path / "lock", []
+
+    def look(done: int) -> None:
+        touched.append(file.stat().st_mtime)
+        os.utime(file, (0, 0))
+
+    class Looking(Notes):
+        def task(self, title, total):
+            return nullcontext(look)
+
+    with lock(file):
+        pretrain_once(tiny(classes=4), tmp_path, *arguments("supervised"), Looking())
+    assert len(touched) == 6 and all(touched)

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from graspcl.cli import options
-from graspcl.cli.options import Plugins, Scale, Settings, Workers
+from graspcl.cli.options import Plugins, Scale, Settings, Timeout, Workers
 from graspcl.cli.progress import Bars
 from graspcl.errors import GraspError
 from graspcl.progress import Progress, Silent
@@ -24,6 +24,7 @@ def encode(
     preset: str = "images",
     scale: Scale = "full",
     workers: Workers = None,
+    timeout: Timeout = 600.0,
     plugin: Plugins = (),
 ) -> None:
     """Encode a large image folder in parallel, before it is learned.
@@ -48,7 +49,7 @@ def encode(
     console, begin = Console(), time.monotonic()
     with contextlib.ExitStack() as stack:
         progress: Progress = stack.enter_context(Bars(console)) if is_first() else Silent()
-        found = encode_all(resolve(config, progress), progress, workers, plugin)
+        found = encode_all(resolve(config, progress), progress, workers, plugin, timeout)
     if found is None:
         return
     for problem in found.problems[:_SHOWN]:

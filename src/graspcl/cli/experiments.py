@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from graspcl.cli import options
-from graspcl.cli.options import Kind, Memory, Out, Plugins, Runs, Scale, Settings, What, Workers
+from graspcl.cli.options import Kind, Memory, Out, Plugins, Runs, Scale, Settings, Timeout, What, Workers
 from graspcl.cli.progress import Bars
 from graspcl.errors import GraspError, MissingExtra
 from graspcl.progress import Progress, Silent
@@ -124,17 +124,12 @@ def run(
     rehearsal: Kind | None = None,
     memory: Memory = "bounded",
     out: Out = Path("runs"),
-    timeout: Annotated[float, Parameter(validator=validators.Number(gt=0))] = 600.0,
+    timeout: Timeout = 600.0,
     plugin: Plugins = (),
 ) -> None:
     """Run one experiment, or resume it.
 
     `torchrun --nproc-per-node N -m graspcl run WHAT` runs it in N processes at once (docs/scale.md).
-
-    Parameters
-    ----------
-    timeout
-        With torchrun: seconds after which a process that waits for another one fails.
     """
     from graspcl.distributed import is_first, joined, launched
     from graspcl.experiment import resolve

@@ -29,7 +29,16 @@ Kind = Annotated[
 Memory = Annotated[
     Literal["bounded", "unbounded"], Parameter(help="The preset's buffer, or one that stores everything.")
 ]
-Workers = Annotated[AtLeastOne | None, Parameter(help="Processes that run at the same time; by default one per core.")]
+Workers = Annotated[
+    AtLeastOne | None, Parameter(help="Processes that run at the same time, at most 32; by default one per core.")
+]
+Timeout = Annotated[
+    float,
+    Parameter(
+        validator=validators.Number(gt=0),
+        help="With torchrun: seconds after which a process that waits for another one fails.",
+    ),
+]
 Out = Annotated[Path, Parameter(help="Folder of all runs; each run gets its own folder below it.")]
 Plugins = Annotated[
     Sequence[Path],

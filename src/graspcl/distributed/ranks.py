@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
+from graspcl.cache import patience
 from graspcl.checks import Array
 from graspcl.errors import GraspError
 
@@ -43,7 +44,8 @@ def joined(timeout: float = 600.0, device: str = "auto") -> Iterator[Ranks]:
 
     Args:
         timeout: seconds after which a rank that waits for another one fails. It must exceed the longest time between
-            two exchanges, such as the difference between the ranks in preparing the data.
+            two exchanges, such as the difference between the ranks in preparing the data. A rank that waits for a file
+            of the cache fails after so many seconds without progress of the process that makes it.
         device: "cpu" exchanges by gloo. "auto" and "cuda" use NCCL where CUDA is available; each rank then works on
             the device with its local number.
     """
@@ -64,7 +66,8 @@ def joined(timeout: float = 600.0, device: str = "auto") -> Iterator[Ranks]:
         dist.init_process_group("nccl" if cuda else "gloo", store=store, rank=rank, world_size=world, timeout=limit)
     except RuntimeError as error:
         raise GraspError(f"the ranks could not meet: {_reason(error)}") from error
-    yield Ranks()
+    with patience(timeout):
+        yield Ranks()
     dist.destroy_process_group()  # after an error it could wait for ranks that are gone
 
 

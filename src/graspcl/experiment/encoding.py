@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from graspcl.cache import CachedRows, Compute, cache_folder, cached_rows, digest_of, fill_rows, lock
+from graspcl.cache import CachedRows, Compute, beat, cache_folder, cached_rows, digest_of, fill_rows, lock
 from graspcl.checks import Array
 from graspcl.codec import Auto, Codec, codecs, described
 from graspcl.data import Samples
@@ -233,6 +233,7 @@ def _fit(
     codec: Codec, config: Config, samples: Samples[Any], network: SplitNetwork, latents: CachedRows | None, rows: Array
 ) -> Codec:
     """Train a codec on the latents of the readable samples among `rows` [n]."""
+    beat()
     if latents is None:
         rng = generator(config.seed, "codec")
         return fit_codec(network, codec, lambda some: _with_padding(network, samples.read_some(some)[0]), rows, rng=rng)
@@ -291,4 +292,8 @@ def _encode(network: SplitNetwork, inputs: torch.Tensor, chunk: int = 64) -> tor
     device = next(network.parameters()).device
     if not len(inputs):
         return torch.empty(0)
-    return torch.cat([network.encode(part.to(device)).cpu() for part in torch.split(inputs, chunk)])
+    latents = []
+    for part in torch.split(inputs, chunk):
+        latents.append(network.encode(part.to(device)).cpu())
+        beat()
+    return torch.cat(latents)

@@ -375,6 +375,8 @@ class _RunLoop:
             if stopping or not every or self.ranks is not None:
                 self._writer.wait()
         if stopping:
+            if self.ranks is not None:  # torchrun ends all ranks as soon as one has left, even one that still saves
+                self.ranks.any(True)
             self._signals.asked = self._signals.asked or signal.SIGTERM
             self._signals.leave()
 

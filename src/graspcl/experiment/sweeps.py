@@ -29,6 +29,8 @@ from graspcl.progress import Progress, Silent
 from graspcl.registry import load_plugin
 from graspcl.settings.config import Config
 
+_MOST = 32  # processes that work at the same time on one machine
+
 
 @dataclass
 class Outcome:
@@ -163,12 +165,18 @@ def make_workers(number: int | None = None, plugins: Sequence[Path] = ()) -> Exe
     4
     """
     machine.prepare()  # children inherit its settings before they load torch
-    cores = machine.cores()
-    number = min(number or cores, 32)
+    number = worker_number(number)
     if number == 1:
         return _Here()
     context = multiprocessing.get_context("spawn")  # a forked child could not use torch's threads
-    return _Pool(number, context, _start_worker, (max(1, cores // number), tuple(plugins)))
+    return _Pool(number, context, start_worker, (max(1, machine.cores() // number), tuple(plugins)))
+
+
+def worker_number(asked: int | None) -> int:
+    """Return how many processes work at the same time: as many as are asked for, or one per core."""
+    if asked is not None and asked > _MOST:
+        raise GraspError(f"--workers must be at most {_MOST}, got {asked}")
+    return asked or min(machine.cores(), _MOST)
 
 
 class _Here(Executor):
@@ -201,7 +209,8 @@ class _Pool(ProcessPoolExecutor):
         super().__exit__(kind, error, trace)
 
 
-def _start_worker(threads: int, plugins: tuple[Path, ...]) -> None:
+def start_worker(threads: int, plugins: Sequence[Path]) -> None:
+    """Prepare a process that works for another one, and ends with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent decides for all
     if sys.platform == "linux":  # the kernel ends this process when its parent is gone
         with contextlib.suppress(OSError, AttributeError):

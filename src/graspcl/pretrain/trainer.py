@@ -23,6 +23,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from graspcl.cache import beat
 from graspcl.errors import GraspError
 from graspcl.model import SplitNetwork
 from graspcl.pretrain.stage import Part, Settings, stages
@@ -123,7 +124,12 @@ def pretrain_once(
 
     left = (trainer.settings.epochs - len(trainer.log)) * len(trainer.indices)
     with progress.task(f"pretraining ({method}, {trainer.settings.epochs} epochs)", left) as advance:
-        trainer.run(save, advance)
+
+        def on_batch(number: int) -> None:
+            advance(number)
+            beat()
+
+        trainer.run(save, on_batch)
     log = {"method": method, "epochs": [vars(epoch) for epoch in trainer.log]}
     try:
         file.unlink(missing_ok=True)  # a link would stay, and the file that it leads to be replaced
