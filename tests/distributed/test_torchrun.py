@@ -29,10 +29,13 @@ SHARDED = ("--buffer.shards", "ranks")
 
 
 def launch(place: Path, world: int, *options: str, kill: str = "", restarts: int = 0) -> tuple[int, str]:
-    """The exit code and output of a run below `place`, by torchrun with `world` ranks; without it for `world` 0."""
-    words = SETTINGS.split()
-    given = dict(zip(words[::2], words[1::2], strict=True)) | dict(zip(options[::2], options[1::2], strict=True))
-    command = ["-m", "graspcl", "run", "listings", *itertools.chain(*given.items())]
+    """The exit code and output of a run below `place`, by torchrun with `world` ranks; without it for `world` 0.
+
+    Options replace those in `SETTINGS`; an empty value leaves one out.
+    """
+    settings = [*SETTINGS.split(), *options]
+    given = dict(zip(settings[::2], settings[1::2], strict=True))
+    command = ["-m", "graspcl", "run", "listings", *itertools.chain(*(pair for pair in given.items() if pair[1]))]
     command += ["--plugin", str(PLUGIN), "--out", str(place / "runs")]
     if world:
         torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(world), "--max-restarts", str(restarts)]
@@ -84,6 +87,26 @@ def test_a_run_on_two_ranks_equals_a_run_of_one_process(alone, tmp_path):
     (config,) = (tmp_path / "runs").rglob("config.toml")
     compare(alone, config.parent, 1e-5)
     assert {file.name for file in config.parent.iterdir()} == {file.name for file in alone.iterdir()}
+
+
+@pytest.mark.slow
+def test_heads_that_are_solved_from_sums_equal_those_of_one_process(tmp_path):
+    """Each rank has sums of its own until a head is solved; rank 0 alone writes the state."""
+    idle = ("--base.passes", "--buffer", "--budget.updates", "--budget.batch_size", "--measure.drift")
+    options = ["--learner", "slda", *itertools.chain(*((name, "") for name in idle))]
+    runs = [finish(tmp_path / str(world), world, *options) for world in (0, 2)]
+    first, second = (RunFolder(run).load_checkpoint(pytest.fail)["learner"] for run in runs)
+    assert np.allclose(first["head"]["weight"], second["head"]["weight"], rtol=1e-5, atol=1e-5)
+    for part, moments in first["moments"].items():
+        for name, value in moments.items():
+            assert np.allclose(value, second["moments"][part][name]), name
+
+
+@pytest.mark.slow
+def test_draws_that_depend_on_rounding_are_refused_before_anything_is_prepared(tmp_path):
+    code, output = launch(tmp_path, 2, "--policy", "max_loss")
+    assert code == 1 and "set weighting=softmax (--policy.weighting softmax)" in output, output
+    assert not (tmp_path / "cache").exists()
 
 
 @pytest.mark.slow
