@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -30,9 +29,7 @@ from graspcl.state import drop_unfinished, sync_folder, write_whole
 from graspcl.workspace import journal as journals
 from graspcl.workspace.journal import Entry, Journal, Version
 from graspcl.workspace.lock import hold
-
-DATABASE, BACKUP, OBJECTS, LOCK = "workspace.db", "workspace.backup", "objects", "lock"
-_OWN_FILES = re.compile(rf"({DATABASE}|{BACKUP})(\.\d+\.part|-journal)?|{OBJECTS}|{LOCK}")
+from graspcl.workspace.place import BACKUP, DATABASE, LOCK, OBJECTS, PARTIAL, check_free
 
 
 class Store:
@@ -290,7 +287,7 @@ class Store:
             self._advance(replace(self._journal, versions=kept, unclean=True))
         with _disk_errors(self.folder):
             journals.back_up(self.folder / DATABASE, self.folder / BACKUP)  # it must not name what goes
-            drop_unfinished(self.folder)
+            drop_unfinished(self.folder, PARTIAL)
             freed = self._objects.keep(name for version in kept.values() for name in _names(version.manifest))
         if self._journal.unclean:
             self._advance(replace(self._journal, unclean=False))
@@ -371,28 +368,6 @@ class Store:
             return journals.read(self.folder / DATABASE).rows == self._journal.rows
         except (Damaged, GraspError):
             return False
-
-
-def check_free(folder: Path) -> None:
-    """Refuse a folder that cannot become a workspace, because it has files."""
-    if _in_use(folder):
-        raise GraspError(f"the folder {folder} is not empty; choose another one for the new workspace")
-
-
-def _in_use(folder: Path) -> bool:
-    """Whether a folder has files other than those of a workspace that was left before its first version."""
-    try:
-        names = [path.name for path in folder.iterdir()]
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        raise GraspError(f"the folder {folder} cannot be used: {error.strerror}") from error
-    if not all(_OWN_FILES.fullmatch(name) for name in names):
-        return True
-    try:
-        return any(name in names and journals.read(folder / name).head is not None for name in (DATABASE, BACKUP))
-    except (Damaged, GraspError):
-        return True
 
 
 def _read(folder: Path, pages: bool) -> tuple[Journal, list[str]]:

@@ -27,7 +27,8 @@ from graspcl.workspace.evaluation import Evaluation, evaluate
 from graspcl.workspace.learning import Learnt, Refused, check_classes, learn, refusal, summary_of
 from graspcl.workspace.making import MEMORY, choose_settings, new_version
 from graspcl.workspace.overview import RECENT, Status, remember_scores, status
-from graspcl.workspace.store import Store, check_free
+from graspcl.workspace.place import check_free
+from graspcl.workspace.store import Store
 from graspcl.workspace.training import Effort, parse_seconds
 from graspcl.workspace.version import UNDOABLE, Version, head_of, history_of, load_classifier
 
