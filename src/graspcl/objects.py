@@ -158,6 +158,11 @@ class Objects:
         return [folder for folder in self.folder.glob("[0-9a-f][0-9a-f]") if folder.is_dir()]
 
 
+def is_name(text: str) -> bool:
+    """Whether a text is the name of an object."""
+    return _NAME.fullmatch(text) is not None
+
+
 def names_in(text: str) -> Iterator[str]:
     """The objects that a text in JSON names."""
     return (found[1] for found in _IN_TEXT.finditer(text))

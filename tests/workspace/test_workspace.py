@@ -318,7 +318,7 @@ def learn_and_damage(shop, part):
     """Learn a class, then cut the file of a part of the new version; return its name."""
     shop.learn(texts("car", 0, 20), ["car"] * 20, updates=1)
     with Store.open(shop.folder) as store:
-        name = store.head.manifest[part].removeprefix("object:")
+        name = np.ravel(store.head.manifest[part])[-1].removeprefix("object:")
     (file,) = shop.folder.rglob(f"{name}*")
     file.write_bytes(file.read_bytes()[:-1])
     return name

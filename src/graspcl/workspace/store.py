@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -24,7 +25,7 @@ from typing import IO, Any
 from graspcl.errors import GraspError
 from graspcl.files import beside, cause
 from graspcl.integrity import Damaged
-from graspcl.objects import Objects, names_in
+from graspcl.objects import Objects, is_name
 from graspcl.state import drop_unfinished, sync_folder, write_whole
 from graspcl.workspace import journal as journals
 from graspcl.workspace.journal import Entry, Journal, Version
@@ -170,6 +171,12 @@ class Store:
                 return version
         raise GraspError(f"no version of the workspace {self.folder} is sound; restore it from a copy")
 
+    def check_files(self) -> None:
+        """Refuse a current version that lacks files, before work is done; those that are read are verified then."""
+        for name in () if self.head is None else _names(self.head.manifest):
+            if not os.path.lexists(path := self._objects.path(name)):
+                raise GraspError(f"{path} is missing; {self.way_out()}")
+
     def verify(self) -> list[str]:
         """Read every row and every object of the current version and of those before it; return what is wrong.
 
@@ -223,7 +230,8 @@ class Store:
         Args:
             verb: what was done.
             summary: what is shown about it, plain JSON.
-            manifest: what it consists of, plain JSON, with the names of its objects anywhere inside as text.
+            manifest: what it consists of, plain JSON. Names of objects are texts in it or in lists of it, or the
+                `object` of dictionaries in such lists. Other dictionaries may have any texts.
             keep: how many versions stay, the new one among them; the others are removed, with the objects that only
                 they name. Objects that cannot be removed are removed when the workspace is next opened to be written.
 
@@ -388,8 +396,12 @@ def _copy(source: Path, path: Path) -> None:
 
 
 def _names(manifest: dict[str, Any]) -> Iterator[str]:
-    """The objects that a manifest names."""
-    return names_in(json.dumps(manifest))
+    """The objects that a manifest names, where `Store.commit` says; a class may be called as an object is."""
+    for value in manifest.values():
+        for one in value if isinstance(value, list) else [value] if isinstance(value, str) else []:
+            name = one.get("object") if isinstance(one, dict) else one
+            if isinstance(name, str) and is_name(name):
+                yield name
 
 
 def _now() -> str:

@@ -21,16 +21,17 @@ from graspcl.progress import Progress, Silent
 from graspcl.settings.config import Config
 from graspcl.settings.read import from_plain
 from graspcl.workspace.arriving import Given, check_names, content_ids, open_labelled
-from graspcl.workspace.changing import forget, merge, rename_in
+from graspcl.workspace.changing import forget, merge
 from graspcl.workspace.classifier import Classifier, Recognised
 from graspcl.workspace.evaluation import Evaluation, evaluate
+from graspcl.workspace.history import History
 from graspcl.workspace.learning import Learnt, Refused, check_classes, learn, refusal, summary_of
 from graspcl.workspace.making import MEMORY, choose_settings, new_version
 from graspcl.workspace.overview import RECENT, Status, remember_scores, status
 from graspcl.workspace.place import check_free
 from graspcl.workspace.store import Store
 from graspcl.workspace.training import Effort, parse_seconds
-from graspcl.workspace.version import UNDOABLE, Version, head_of, history_of, load_classifier
+from graspcl.workspace.version import FORMAT, UNDOABLE, Version, head_of, history_of, load_classifier
 
 Contents = Sequence[Any] | Array | torch.Tensor
 
@@ -258,7 +259,7 @@ class Workspace:
             newest, *before = store.versions()
             last = {"verb": newest.verb, **newest.summary}
             with suppress(GraspError):  # a damaged history is no reason to keep it
-                last = history_of(store)[-1]
+                last = History(store, head_of(store)).last()
             if not before and last["verb"] not in ("new", "forget"):
                 raise GraspError(f"only the last {UNDOABLE} changes can be undone, and these were")
             store.undo()
@@ -298,18 +299,19 @@ class Workspace:
         """Give a class another name; return what the history tells about it."""
         check_names([old, new])
         with self._writing() as store:
-            manifest, entries = head_of(store), history_of(store)
+            manifest = head_of(store)
             names = dict(manifest["classes"])
             if old not in names.values():
                 raise GraspError(f"the workspace has no class {old!r}; {nearest(old, names.values())}")
             if new in names.values() or not new:
                 raise GraspError(f"there is a class {new!r} already; use merge" if new else "a class needs a name")
-            rename_in(entries, old, new)
-            told = {"renamed": old, "to": new}
-            last = {part: entries[-1][part] for part in ("accuracy", "classes")}
+            history, told = History(store, manifest), {"renamed": old, "to": new}
+            history.rename(old, new)
+            last = history.last()
+            entry = {"verb": "rename", **told, **{part: last[part] for part in ("accuracy", "classes")}}
             changed = {label: new if name == old else name for label, name in names.items()}
-            history = store.put({"entries": [*entries, {"verb": "rename", **told, **last}]})
-            store.commit("rename", told, {**manifest, "classes": changed, "history": history}, keep=UNDOABLE + 1)
+            parts = {"format": FORMAT, "classes": changed, **history.saved(store, entry)}
+            store.commit("rename", told, {**manifest, **parts}, keep=UNDOABLE + 1)
         return told
 
     @contextmanager
