@@ -1,11 +1,15 @@
-"""The names of files in a workspace, and whether a folder may become one."""
+"""The names of files in a workspace, whether a folder may become one, and errors of writing there."""
 
 from __future__ import annotations
 
+import contextlib
 import re
+import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 
 from graspcl.errors import GraspError
+from graspcl.files import cause
 from graspcl.integrity import Damaged
 from graspcl.workspace import journal as journals
 from graspcl.workspace.lock import is_lock
@@ -49,3 +53,16 @@ def _foreign(path: Path) -> bool:
     if path.name == OBJECTS:
         return any(path.iterdir())
     return not is_lock(path) if path.name == LOCK else path.name.endswith("-journal")
+
+
+@contextlib.contextmanager
+def disk_errors(folder: Path) -> Iterator[None]:
+    """Turn a full disk or a folder that cannot be written into a readable error."""
+    try:
+        yield
+    except Damaged:
+        raise
+    except OSError as error:
+        raise GraspError(f"the workspace {folder} cannot be written: {cause(error)}") from error
+    except sqlite3.Error as error:
+        raise GraspError(f"the workspace {folder} cannot be written: {error}") from error
