@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graspcl.checks import Array
+from graspcl.errors import GraspError
 from graspcl.files import mapped, open_regular, read_regular
 from graspcl.limits import unpacks_too_far
 
@@ -40,6 +41,7 @@ _STORED_AS = {
     "bool": "BOOL", "bfloat16": "BF16", "float8_e8m0fnu": "F8_E8M0", "float8_e4m3fn": "F8_E4M3",
     "float8_e5m2": "F8_E5M2",
 }  # fmt: skip
+_HEADER_LIMIT = 100_000_000  # bytes of a header that safetensors reads
 _ALONE = 2**24  # bytes of tensors from which a thread of its own is worth its start
 _DIFFERS = "its content does not match its checksum"
 
@@ -167,6 +169,11 @@ def tensor_parts(tensors: Mapping[str, torch.Tensor | Array], header: dict[str, 
         begin = end
     text = json.dumps(about, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
+    if len(text) > _HEADER_LIMIT:
+        raise GraspError(
+            f"this state cannot be stored: its plain values and names of tensors take {len(text):,} bytes, and at most "
+            f"{_HEADER_LIMIT:,} could be read again"
+        )
     return [len(text).to_bytes(8, "little") + text, *parts]
 
 

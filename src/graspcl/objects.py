@@ -24,6 +24,7 @@ from graspcl.state import drop_unfinished, load_state, pack_state, partial_name,
 _READ = 2**20  # bytes of a file at a time
 _READERS = 4  # threads that verify files: one alone waits for memory half of the time
 _NAME = re.compile(r"object:([0-9a-f]{32})")
+_FILE = r"[0-9a-f]{32}\.safetensors"
 _IN_TEXT = re.compile(r'"(object:[0-9a-f]{32})\\?"')  # a whole string of JSON, possibly JSON within a string
 
 
@@ -123,26 +124,43 @@ class Objects:
             return list(threads.map(self.fault, names))
 
     def keep(self, names: Iterable[str]) -> int:
-        """Delete all objects but these, and the partial files of killed processes; return how many bytes."""
+        """Delete all objects but these, and the partial files of killed processes; return how many bytes.
+
+        Only files with the name of an object are deleted: others are not ours.
+        """
         kept, freed = {self.path(name) for name in names}, 0
-        for folder in self.folder.glob("*"):
-            drop_unfinished(folder)
-        for path in self.folder.glob("*/*"):
-            if path not in kept:
-                freed += path.lstat().st_size  # it may be a link to nothing
-                path.unlink()
+        self.drop_unfinished()
+        for folder in self._folders():
+            for path in folder.iterdir():
+                if re.fullmatch(_FILE, path.name) and path.name.startswith(folder.name) and path not in kept:
+                    freed += path.lstat().st_size  # it may be a link to nothing
+                    path.unlink()
         return freed
 
+    def drop_unfinished(self) -> None:
+        """Delete the partial files of killed processes. No other process may be writing."""
+        for folder in self._folders():
+            drop_unfinished(folder, _FILE)
+
     def clear(self) -> None:
-        """Delete all objects and the folder."""
+        """Delete all objects, and the folder if nothing else is in it."""
         self.keep(())
         self.drop_empty()
 
     def drop_empty(self) -> None:
         """Delete folders without objects."""
-        with contextlib.suppress(OSError):  # there is none, or it has other files
-            for folder in (*self.folder.glob("*"), self.folder):
+        for folder in (*self._folders(), self.folder):
+            with contextlib.suppress(OSError):  # there is none, or it has files
                 folder.rmdir()
+
+    def _folders(self) -> list[Path]:
+        """The folders that may have objects."""
+        return [folder for folder in self.folder.glob("[0-9a-f][0-9a-f]") if folder.is_dir()]
+
+
+def is_name(text: str) -> bool:
+    """Whether a text is the name of an object."""
+    return _NAME.fullmatch(text) is not None
 
 
 def names_in(text: str) -> Iterator[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,8 @@ from graspcl.checks import Array
 from graspcl.errors import GraspError
 from graspcl.files import check_regular
 from graspcl.integrity import reading_tensors, tensor_parts
+
+_OWN = r".+\.(safetensors|npz|json|jsonl|toml|txt)"  # files of runs and of the cache
 
 if TYPE_CHECKING:  # loaded when a state is saved or read: writing plain files needs no torch
     import torch
@@ -151,11 +154,18 @@ def load_state(
     return state
 
 
-def drop_unfinished(folder: Path, name: str = "*") -> None:
-    """Delete the partial files `name` of killed processes in a folder. No other process may be writing there."""
-    with contextlib.suppress(OSError):
-        for part in folder.glob(f"{name}.*.part"):
-            part.unlink()
+def drop_unfinished(folder: Path, names: str = _OWN) -> None:
+    """Delete the partial files that killed processes left in a folder. No other process may be writing there.
+
+    Args:
+        folder: where they are; it may not exist.
+        names: pattern of the names of whole files. Other programs have partial files too, and those stay.
+    """
+    own = re.compile(rf"({names})\.\d{{1,15}}\.part")
+    for part in folder.glob("*.part"):
+        if own.fullmatch(part.name):
+            with contextlib.suppress(OSError):
+                part.unlink()
 
 
 def _flatten(value: Any, path: str, tensors: dict[str, torch.Tensor | Array]) -> Any:

@@ -211,6 +211,15 @@ def test_damage_is_found_and_mended_with_a_copy(graspcl, shop, tmp_path):
     assert "restored 1 file from copy\nshop is sound" in graspcl("verify", "shop", "--restore", "copy")
 
 
+@pytest.mark.parametrize("name", ["workspace.db", "workspace.backup"])
+def test_a_lost_journal_is_mended_without_a_copy(graspcl, shop, tmp_path, name):
+    (tmp_path / "shop" / name).unlink()
+    said = " ".join(graspcl("verify", "shop", code=2).split())
+    assert f"{name} is damaged: it is missing" in said
+    assert "shop is damaged: nothing is lost: `graspcl verify shop --restore shop` writes" in said
+    assert "restored 1 file from shop\nshop is sound" in graspcl("verify", "shop", "--restore", "shop")
+
+
 def test_what_is_no_workspace_is_refused(graspcl, tmp_path):
     (tmp_path / "other").mkdir()
     for command in (("learn", "other", "x"), ("status", "other"), ("undo", "other"), ("verify", "nothing")):

@@ -20,6 +20,7 @@ from graspcl.objects import Objects
 from graspcl.progress import Silent
 from graspcl.report.read import read_run
 from graspcl.settings import from_plain
+from graspcl.settings.config import Config
 from graspcl.settings.grid import parse_seeds
 from graspcl.workspace.lock import hold
 from graspcl.workspace.overview import RECENT, remember_scores
@@ -105,6 +106,115 @@ def test_a_link_to_nothing_among_objects_is_removed(tmp_path):
     dropped.symlink_to("nowhere")
     objects.keep([kept])
     assert not dropped.is_symlink() and objects.get(kept) == {"n": 1}
+
+
+def foreign(folder, *names):
+    """Make files of other programs; return what finds those that are still there."""
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("precious")
+    return lambda: [name for name in names if (folder / name).is_file()]
+
+
+# Files and folders that look like objects, but are not called as objects are.
+LIKE_OBJECTS = (
+    "cat/1.jpg", "ab/1.jpg", "ab/notes.txt", f"ab/cd{'0' * 30}.safetensors", "ab/weights.safetensors",
+    "ab/video.mp4.1.part", "ab/weights.safetensors.part", "cat/weights.safetensors.1.part", "notes.txt", "AB/1.jpg",
+)  # fmt: skip
+
+
+def test_objects_delete_nothing_that_is_not_theirs(tmp_path):
+    left = foreign(tmp_path, *LIKE_OBJECTS)
+    (tmp_path / "ab" / f"ab{'0' * 30}.safetensors.123.part").touch()  # of a killed process
+    (tmp_path / "empty").mkdir()
+    objects = Objects(tmp_path)
+    kept, dropped = objects.put({"n": 1}), objects.put({"n": 2})
+    objects.keep([kept])
+    assert objects.fault(kept) == "" and objects.fault(dropped) == "is missing" and left() == [*LIKE_OBJECTS]
+    assert not [*tmp_path.glob("ab/*.123.part")]
+    objects.clear()
+    assert objects.fault(kept) == "is missing" and left() == [*LIKE_OBJECTS] and (tmp_path / "empty").is_dir()
+    assert not objects.path(kept).parent.exists()
+
+
+@pytest.mark.parametrize("names", [
+    ("objects/cat/1.jpg",), ("objects/1.jpg",), (f"objects/ab/ab{'0' * 30}.safetensors",), ("lock",),
+    ("workspace.db-journal",), ("workspace.db",),
+])  # fmt: skip
+def test_a_folder_of_others_does_not_become_a_workspace(tmp_path, names):
+    left = foreign(tmp_path, *names)
+    with pytest.raises(GraspError, match="is not empty; choose another one"):
+        Store.create(tmp_path, {})
+    assert left() == [*names] and len([path for path in tmp_path.rglob("*") if path.is_file()]) == len(names)
+
+
+@pytest.mark.parametrize("given", ["data/objects", "data/objects/"])
+def test_photos_in_a_folder_called_objects_stay(tmp_path, given, monkeypatch, capsys):
+    names = [f"{kind}/{number}.png" for kind in ("cat", "dog") for number in range(3)]
+    left = foreign(tmp_path / "data" / "objects", *names)
+    monkeypatch.chdir(tmp_path)
+    for workspace in ("data", "data/."):
+        with pytest.raises(SystemExit):
+            main(["new", workspace, given])
+        assert "is not empty" in capsys.readouterr().err
+    assert left() == names and [path.name for path in (tmp_path / "data").iterdir()] == ["objects"]
+
+
+def test_a_workspace_deletes_nothing_that_is_not_its_own(tmp_path):
+    names = [f"objects/{name}" for name in LIKE_OBJECTS] + ["a.txt", "video.mp4.1.part", "workspace.db.old.part"]
+    with Store.create(tmp_path / "shop", {}) as store:
+        left = foreign(tmp_path / "shop", *names)
+        for _ in range(2):
+            store.commit("learn", {}, {"weights": store.put({"n": 1})}, keep=1)
+        store.clean()
+    assert left() == names
+    with Store.create(tmp_path / "other", {}) as store:  # its first version fails
+        left = foreign(tmp_path / "other", *names)
+        store.put({"n": 1})
+        store.discard()
+    assert left() == names and {path.name for path in (tmp_path / "other").iterdir()} == {
+        "objects", "a.txt", "video.mp4.1.part", "workspace.db.old.part"
+    }  # fmt: skip
+
+
+def test_a_half_made_workspace_is_used_again(tmp_path):
+    """What processes leave that are killed while they make a folder, one step after the other."""
+    shop = tmp_path / "shop"
+    (shop / "objects").mkdir(parents=True)
+    with Store.create(shop, {}) as store:
+        store.discard()
+    assert not shop.exists()
+    (shop / "objects").mkdir(parents=True)
+    (shop / "lock").touch()
+    (shop / "workspace.db.123.part").write_bytes(b"half of it")
+    Store.create(shop, {}).close()
+    (shop / "workspace.backup").unlink()
+    with Store.create(shop, {}) as store:
+        store.put({"n": 1})
+    with Store.create(shop, {}) as store:
+        store.commit("new", {}, {})
+        store.clean()
+    assert {path.name for path in shop.iterdir()} == {"lock", "objects", "workspace.backup", "workspace.db"}
+    assert not [path for path in (shop / "objects").rglob("*") if path.is_file()]
+
+
+def test_a_run_deletes_nothing_that_is_not_its_own(tmp_path):
+    names = [f"codes/{name}" for name in LIKE_OBJECTS] + ["video.mp4.1.part", "checkpoints/model.1.part"]
+    left, folder = foreign(tmp_path, *names), RunFolder(tmp_path)
+    (tmp_path / "metrics.jsonl.123.part").touch()
+    assert folder.load_checkpoint(print) is None
+    assert not (tmp_path / "metrics.jsonl.123.part").exists()
+    folder.clear()
+    folder.drop_checkpoints()
+    assert left() == names
+
+
+@pytest.mark.parametrize("name", ["progress.json", "failure.txt", "base/1.jpg"])
+def test_a_folder_of_others_does_not_become_a_run(tmp_path, name):
+    left = foreign(tmp_path, name)
+    with pytest.raises(GraspError, match="files that do not belong to a run"), RunFolder(tmp_path).claim(Config()):
+        pass
+    assert left() == [name]
 
 
 def test_what_stands_in_the_way_of_a_file_is_named(tmp_path):

@@ -14,6 +14,8 @@ def main() -> None:
     sys.stdout.flush()
     for number in itertools.count(int(sys.argv[2])):
         shop.learn(texts("car", 6 * number, 6 * number + 6), ["car"] * 6, updates=1, accept=True)
+        if "forget" in sys.argv:
+            shop.forget("car")
         sys.stdout.write(f"{number}\n")
         sys.stdout.flush()
 

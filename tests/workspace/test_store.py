@@ -246,12 +246,7 @@ def test_a_removed_row_is_found(shop):
 
 
 def test_damage_beside_the_rows_is_found_before_a_write(shop):
-    with contextlib.closing(sqlite3.connect(shop / "workspace.db")) as other:
-        ((page,),) = other.execute("SELECT rootpage FROM sqlite_master WHERE name = 'versions'")
-        ((size,),) = other.execute("PRAGMA page_size")
-    content = bytearray((shop / "workspace.db").read_bytes())
-    content[(page - 1) * size + 7] = 50  # the number of free bytes between rows, as SQLite notes it
-    (shop / "workspace.db").write_bytes(content)
+    damage_pages(shop / "workspace.db")
     with Store.open(shop) as store:
         assert rows(store) == [0, 1, 2, 3, 4, 5] and len(store.verify()) == 1
     with pytest.raises(GraspError, match=r"can be read but not written: .*workspace\.db is damaged: .*Fragmentation"):
@@ -284,6 +279,71 @@ def test_damage_names_the_way_out_and_is_mended_with_a_copy(shop, tmp_path):
         assert store.restore(copy) == 1 and [paths[1].name in line for line in store.verify()] == [True]
         shutil.copytree(tmp_path / "copy", tmp_path / "empty", ignore=shutil.ignore_patterns("*.safetensors"))
         assert store.restore(tmp_path / "empty") == 0
+
+
+def damage_row(file):
+    """Change one bit of a row: SQLite reads it, and its checksum tells."""
+    content = bytearray(file.read_bytes())
+    content[content.index(b"samples")] ^= 1
+    file.write_bytes(content)
+
+
+def damage_pages(file):
+    with contextlib.closing(sqlite3.connect(file)) as other:
+        ((page,),) = other.execute("SELECT rootpage FROM sqlite_master WHERE name = 'versions'")
+        ((size,),) = other.execute("PRAGMA page_size")
+    content = bytearray(file.read_bytes())
+    content[(page - 1) * size + 7] = 50  # the number of free bytes between rows, as SQLite notes it
+    file.write_bytes(content)
+
+
+def unlink(file):
+    file.unlink()
+
+
+@pytest.mark.parametrize("name", ["workspace.db", "workspace.backup"])
+@pytest.mark.parametrize("damage", [damage_row, damage_pages, unlink])
+def test_a_damaged_journal_is_written_again_from_the_other_file(shop, name, damage):
+    damage(shop / name)
+    (shop / f"{name}-journal").write_bytes(b"of the damaged file")
+    mended = f"nothing is lost: `graspcl verify {shop} --restore {shop}` writes workspace.db or workspace.backup again"
+    with Store.open(shop) as store:
+        assert len(store.verify()) == 1 and store.way_out().startswith(mended)
+        assert rows(store) == [0, 1, 2, 3, 4, 5]
+    if name == "workspace.db":
+        with pytest.raises(GraspError, match=f"can be read but not written: .*workspace.db is damaged.*{mended}"):
+            Store.open(shop, write=True)
+    with Store.open(shop, write=True, damaged=True) as store:
+        assert store.restore(shop) == 1 and store.verify() == []
+    with Store.open(shop, write=True) as store:
+        assert rows(store) == [0, 1, 2, 3, 4, 5] and store.problems == [] and len(store.versions()) == 2
+        store.commit("learn", {}, {"segments": []})
+        assert store.undo().number == 1 and store.verify() == []
+
+
+def test_rows_that_can_be_read_are_not_replaced_by_an_older_backup(shop):
+    older = (shop / "workspace.backup").read_bytes()
+    with Store.open(shop, write=True) as store:
+        store.commit("learn", {}, {"segments": []})
+    (shop / "workspace.backup").write_bytes(older)
+    damage_pages(shop / "workspace.db")
+    with Store.open(shop, write=True, damaged=True) as store:
+        with pytest.raises(GraspError, match="can be read but not written"):
+            store.undo()  # until it is restored
+        assert store.restore(shop) == 1 and store.head.number == 2
+    with Store.open(shop, write=True) as store:
+        assert store.head.number == 2 and store.verify() == []
+
+
+def test_a_damaged_journal_and_lost_objects_are_restored_together(shop, tmp_path):
+    shutil.copytree(shop, tmp_path / "copy")
+    damage_row(shop / "workspace.db")
+    next(shop.glob("objects/*/*")).unlink()
+    with Store.open(shop, write=True, damaged=True) as store:
+        assert store.way_out() == f"restore files from a copy with `graspcl verify {shop} --restore COPY`"
+        assert store.restore(tmp_path / "copy") == 2 and store.verify() == []
+    with Store.open(shop) as store, pytest.raises(GraspError, match="open it with write=True"):
+        store.restore(tmp_path / "copy")
 
 
 def test_damage_of_what_was_undone_does_not_matter(shop):

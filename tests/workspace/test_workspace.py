@@ -6,6 +6,9 @@ import shutil
 import stat
 import subprocess
 import sys
+import time
+import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,9 +19,12 @@ pytest.importorskip("wordllama", reason="needs graspcl[demo]")
 from made_up_texts import rows, table, texts
 
 from graspcl import GraspError, Workspace
+from graspcl.objects import Objects
 from graspcl.policy import Budget
 from graspcl.progress import Silent
+from graspcl.workspace import memory, overview
 from graspcl.workspace.calibration import auroc, score
+from graspcl.workspace.history import History
 from graspcl.workspace.learning import Refused
 from graspcl.workspace.overview import RECENT
 from graspcl.workspace.store import Store
@@ -332,7 +338,7 @@ def learn_and_damage(shop, part):
     """Learn a class, then cut the file of a part of the new version; return its name."""
     shop.learn(texts("car", 0, 20), ["car"] * 20, updates=1)
     with Store.open(shop.folder) as store:
-        name = store.head.manifest[part].removeprefix("object:")
+        name = np.ravel(store.head.manifest[part])[-1].removeprefix("object:")
     (file,) = shop.folder.rglob(f"{name}*")
     file.write_bytes(file.read_bytes()[:-1])
     return name
@@ -365,6 +371,58 @@ def test_a_change_whose_history_is_damaged_is_taken_back(shop):
     told = shop.undo()
     assert (told["verb"], told["samples"]) == ("learn", 20)
     assert np.array_equal(shop.predict(ASKED).probabilities, before) and len(shop.history) == 1
+
+
+@pytest.mark.parametrize(
+    ("read", "place", "function"),
+    [
+        (lambda shop: shop.predict(texts("fruit", 900, 903)).names, memory, "new_network"),
+        (lambda shop: shop.status().classes[0].seen, overview, "history_of"),
+        (lambda shop: shop.history[0]["verb"], History, "_read"),
+        (Workspace.verify, Objects, "faults"),
+    ],
+)
+def test_a_change_while_a_reader_reads_is_no_damage(shop, monkeypatch, read, place, function):
+    """The reader has the journal of before, and what that names is removed before it is read."""
+    shop.learn(texts("car", 0, 12), ["car"] * 12, updates=1, accept=True)
+    expected = read(Workspace.open(shop.folder))
+    original, waiting = getattr(place, function), [lambda: Workspace.open(shop.folder).forget("car")]
+
+    def late(*given):
+        while waiting:
+            waiting.pop()()
+        return original(*given)
+
+    monkeypatch.setattr(place, function, late)
+    with warnings.catch_warnings(action="error"):
+        assert read(Workspace.open(shop.folder)) == expected and not waiting
+
+
+@pytest.mark.slow
+def test_readers_find_no_damage_while_another_process_forgets_and_learns(shop):
+    program = [sys.executable, Path(__file__).with_name("endless_learning.py"), shop.folder, "0", "forget"]
+    found, until = 0, time.monotonic() + 20
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as child, warnings.catch_warnings(action="error"):
+        try:
+            assert child.stdout.readline() == "open\n"
+            while time.monotonic() < until:
+                reader = Workspace.open(shop.folder)
+                assert reader.predict(texts("fruit", 900, 903)).names == ["fruit"] * 3
+                assert reader.verify() == [] and reader.status().bytes and reader.history[0]["verb"] == "new"
+                found += 1
+            assert child.poll() is None
+        finally:
+            child.kill()
+    assert found > 10 and len(shop.history) > 10
+
+
+def test_a_workspace_that_was_made_again_is_predicted_with(shop, tmp_path):
+    """Its versions have the same numbers as those of the workspace before it."""
+    assert shop.classes == ["fruit", "tool", "animal"]
+    data = table(tmp_path / "first.csv", rows("car", "music", end=12))
+    shutil.rmtree(shop.folder)
+    Workspace.new(shop.folder, data, backbone="vector", updates=1)
+    assert shop.classes == ["car", "music"] and set(shop.predict(texts("music", 0, 2)).names) == {"music"}
 
 
 def test_two_writers(shop):

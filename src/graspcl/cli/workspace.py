@@ -216,7 +216,8 @@ def verify(workspace: Shop, /, *, restore: Path | None = None, wait: Wait = 0.0)
     Parameters
     ----------
     restore
-        Copy of the workspace. Missing and damaged files are replaced by its files, if these are sound.
+        Copy of the workspace. Missing and damaged files are replaced by its files, if these are sound. The journal is
+        written again from its own backup: if nothing else is damaged, name the workspace itself.
     """
     from graspcl.workspace import Workspace
 

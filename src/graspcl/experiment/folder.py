@@ -45,6 +45,7 @@ from graspcl.state import drop_unfinished, load_state, save_state, write_whole
 _EARLY_FILES = re.compile(
     r"\.lock|base|failure\.txt|(progress|checksums)\.json|((progress|checksums)\.json|config\.toml)\.\d+\.part"
 )
+_MARKS = (".lock", "checksums.json", "base/.locks")  # one of them is beside early files of a run, not of others
 _CHECKPOINTS = 2  # kept: if the last one is damaged, the one before it is used
 
 
@@ -80,7 +81,9 @@ class RunFolder:
     def holds(self, config: Config) -> bool:
         """Whether the folder has a run of these settings; refuse one with other settings or other files."""
         if not (self.path / "config.toml").exists():
-            if self.path.is_dir() and not all(_EARLY_FILES.fullmatch(path.name) for path in self.path.iterdir()):
+            names = [path.name for path in self.path.iterdir()] if self.path.is_dir() else []
+            marked = any((self.path / mark).exists() for mark in _MARKS)
+            if names and not (marked and all(map(_EARLY_FILES.fullmatch, names))):
                 raise GraspError(f"{self.path} contains files that do not belong to a run; choose another folder")
             return False
         found, own = (identity(as_plain(settled(one))) for one in (self.config(), config))
@@ -220,8 +223,9 @@ class RunFolder:
             codes: returns the codes [m, …] of samples with given ids [m]; it replaces damaged segments.
         """
         if self.writable:
-            for folder in (self.path, self.path / "checkpoints", self.path / "plans", *self.path.glob("codes/*")):
+            for folder in (self.path, self.path / "checkpoints", self.path / "plans"):
                 drop_unfinished(folder)
+            self.segments.objects.drop_unfinished()
         found = self._checkpoints()
         if ranks is not None:
             names = text_digest([path.name for path in found])

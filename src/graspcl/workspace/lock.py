@@ -12,7 +12,7 @@ from pathlib import Path
 
 from graspcl.cache import open_lock
 from graspcl.errors import GraspError
-from graspcl.files import cause
+from graspcl.files import cause, read_regular
 
 _PAUSE = 0.1  # seconds between two attempts
 
@@ -50,6 +50,15 @@ def hold(file: Path, wait: float = 0.0) -> FileIO:
         opened.close()
         raise
     return opened
+
+
+def is_lock(file: Path) -> bool:
+    """Whether a file is a lock of ours: empty, or with what `hold` notes in it."""
+    try:
+        content = read_regular(file)
+        return not content or {"pid", "host", "since"} == {*json.loads(content)}
+    except (OSError, ValueError, TypeError):
+        return False
 
 
 def _taken(opened: FileIO) -> bool:

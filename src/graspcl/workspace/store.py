@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -23,16 +23,14 @@ from types import TracebackType
 from typing import IO, Any
 
 from graspcl.errors import GraspError
-from graspcl.files import beside, cause
+from graspcl.files import beside
 from graspcl.integrity import Damaged
-from graspcl.objects import Objects, names_in
+from graspcl.objects import Objects, is_name
 from graspcl.state import drop_unfinished, sync_folder, write_whole
 from graspcl.workspace import journal as journals
 from graspcl.workspace.journal import Entry, Journal, Version
 from graspcl.workspace.lock import hold
-
-DATABASE, BACKUP, OBJECTS, LOCK = "workspace.db", "workspace.backup", "objects", "lock"
-_OWN_FILES = re.compile(rf"({DATABASE}|{BACKUP})(\.\d+\.part|-journal)?|{OBJECTS}|{LOCK}")
+from graspcl.workspace.place import BACKUP, DATABASE, LOCK, OBJECTS, PARTIAL, check_free, disk_errors
 
 
 class Store:
@@ -79,7 +77,7 @@ class Store:
             journal = journals.new_journal(json.loads(json.dumps(format)))
             store = cls(folder, journal, lock, [])
             try:
-                with _disk_errors(folder):
+                with disk_errors(folder):
                     for name in (DATABASE, BACKUP):
                         (folder / f"{name}-journal").unlink(missing_ok=True)
                         journals.create(folder / name, journal)
@@ -93,13 +91,14 @@ class Store:
             raise
 
     @classmethod
-    def open(cls, folder: str | Path, write: bool = False, wait: float = 0.0) -> Store:
+    def open(cls, folder: str | Path, write: bool = False, wait: float = 0.0, damaged: bool = False) -> Store:
         """Open a workspace.
 
         Args:
             folder: where it is.
             write: whether to change it; only one process can.
             wait: how many seconds to wait for another process that writes.
+            damaged: whether to open it to be written although its database is damaged. Then only `restore` can write.
 
         Raises:
             GraspError: it is no workspace, it is of a newer version of graspcl, or nothing of it can be read; with
@@ -112,11 +111,13 @@ class Store:
         lock = hold(folder / LOCK, wait) if write else None
         try:
             journal, problems = _read(folder, pages=write)
+            if problems and damaged:  # rows that can be read are newer than the backup
+                journal, _ = _read(folder, pages=False)
             store = cls(folder, journal, lock, problems)
-            if write:
-                store._check_writable()
-                if journal.unclean:  # a process was killed before the files of dropped versions were removed
-                    store.clean()
+            if write and problems and not damaged:
+                raise GraspError(f"{store._unwritable()}; {store.way_out()}")
+            if write and not problems and journal.unclean:  # a process was killed before dropped files were removed
+                store.clean()
             return store
         except BaseException:
             if lock is not None:
@@ -173,6 +174,19 @@ class Store:
                 return version
         raise GraspError(f"no version of the workspace {self.folder} is sound; restore it from a copy")
 
+    def outdated(self) -> bool:
+        """Whether the workspace has changed since it was opened: then what was read from it may have been removed."""
+        try:
+            return _read(self.folder, pages=False)[0].rows != self._journal.rows
+        except GraspError:
+            return False
+
+    def check_files(self) -> None:
+        """Refuse a current version that lacks files, before work is done; those that are read are verified then."""
+        for name in () if self.head is None else _names(self.head.manifest):
+            if not os.path.lexists(path := self._objects.path(name)):
+                raise GraspError(f"{path} is missing; {self.way_out()}")
+
     def verify(self) -> list[str]:
         """Read every row and every object of the current version and of those before it; return what is wrong.
 
@@ -190,11 +204,16 @@ class Store:
 
     def way_out(self) -> str:
         """Return what to do about damage that `verify` found."""
-        if self.problems or self.head is None:
+        if self.head is None:
             return "replace the folder by a copy"
         copy = f"restore files from a copy with `graspcl verify {self.folder} --restore COPY`"
         faults = [bool(self._faults(_names(version.manifest))) for version in self.versions()]
         if all(faults):
+            return copy
+        if not any(faults):
+            again = f"`graspcl verify {self.folder} --restore {self.folder}`"
+            return f"nothing is lost: {again} writes {DATABASE} or {BACKUP} again, one from the other"
+        if self.problems:
             return copy
         if not faults[0]:
             return f"the current version is sound, but not every change can be undone; to mend that, {copy}"
@@ -204,7 +223,11 @@ class Store:
 
     def size(self) -> int:
         """Return the bytes of all files in the folder."""
-        return sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
+        found = 0
+        for path in self.folder.rglob("*"):
+            with contextlib.suppress(FileNotFoundError):  # another process has just removed it
+                found += path.stat().st_size if path.is_file() else 0
+        return found
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -217,7 +240,7 @@ class Store:
             GraspError: the disk is full, or the workspace cannot be written.
         """
         self._check_writable()
-        with _disk_errors(self.folder):
+        with disk_errors(self.folder):
             return self._objects.put(state)
 
     def commit(self, verb: str, summary: dict[str, Any], manifest: dict[str, Any], keep: int | None = None) -> Version:
@@ -226,7 +249,8 @@ class Store:
         Args:
             verb: what was done.
             summary: what is shown about it, plain JSON.
-            manifest: what it consists of, plain JSON, with the names of its objects anywhere inside as text.
+            manifest: what it consists of, plain JSON. Names of objects are texts in it or in lists of it, or the
+                `object` of dictionaries in such lists. Other dictionaries may have any texts.
             keep: how many versions stay, the new one among them; the others are removed, with the objects that only
                 they name. Objects that cannot be removed are removed when the workspace is next opened to be written.
 
@@ -288,25 +312,28 @@ class Store:
         kept = {version.number: version for version in self.versions()}
         if kept.keys() != self._journal.versions.keys():
             self._advance(replace(self._journal, versions=kept, unclean=True))
-        with _disk_errors(self.folder):
+        with disk_errors(self.folder):
             journals.back_up(self.folder / DATABASE, self.folder / BACKUP)  # it must not name what goes
-            drop_unfinished(self.folder)
+            drop_unfinished(self.folder, PARTIAL)
             freed = self._objects.keep(name for version in kept.values() for name in _names(version.manifest))
         if self._journal.unclean:
             self._advance(replace(self._journal, unclean=False))
         return freed
 
     def restore(self, copy: str | Path) -> int:
-        """Replace missing and damaged objects by those of a copy of the workspace; return how many.
+        """Replace missing and damaged files; return how many. Nothing may have been changed since `open`.
+
+        The database and its backup are written again, from each other. Objects come from a copy of the workspace.
 
         Raises:
             GraspError: the workspace cannot be written.
         """
+        restored = self._restore_journal()
         self._check_writable()
-        others, restored = Objects(Path(copy) / OBJECTS), 0
+        others = Objects(Path(copy) / OBJECTS)
         for name in dict.fromkeys(name for version in self.versions() for name in _names(version.manifest)):
             if self._objects.fault(name) and not others.fault(name):
-                with _disk_errors(self.folder):
+                with disk_errors(self.folder):
                     _copy(others.path(name), self._objects.path(name))
                 restored += 1
         return restored
@@ -339,9 +366,29 @@ class Store:
         found = zip(names, self._objects.faults(names), strict=True)
         return [f"{self._objects.path(name)} {fault}" for name, fault in found if fault]
 
+    def _restore_journal(self) -> int:
+        """Write a damaged database and a damaged backup again; return how many were."""
+        restored = 0
+        if self._lock is None:
+            self._check_writable()
+        with disk_errors(self.folder):
+            if self.problems:
+                (self.folder / f"{DATABASE}-journal").unlink(missing_ok=True)  # it is of the damaged file
+            for name in (DATABASE, BACKUP):
+                try:
+                    journals.read(self.folder / name, pages=True)
+                except Damaged:
+                    journals.create(self.folder / name, self._journal)
+                    restored += 1
+        self.problems.clear()
+        return restored
+
+    def _unwritable(self) -> str:
+        return f"the workspace {self.folder} can be read but not written: {'; '.join(self.problems)}"
+
     def _check_writable(self) -> None:
         if self.problems:
-            raise GraspError(f"the workspace {self.folder} can be read but not written: {'; '.join(self.problems)}")
+            raise GraspError(self._unwritable())
         if self._lock is None:
             raise GraspError(f"the workspace {self.folder} is open to be read only; open it with write=True")
 
@@ -354,7 +401,7 @@ class Store:
         """Change the journal in one transaction, and copy it."""
         path = self.folder / DATABASE
         try:
-            with _disk_errors(self.folder):
+            with disk_errors(self.folder):
                 journals.advance(path, self._journal, after)
         except Damaged as error:
             self._refuse(f"{path}: {error}")
@@ -371,28 +418,6 @@ class Store:
             return journals.read(self.folder / DATABASE).rows == self._journal.rows
         except (Damaged, GraspError):
             return False
-
-
-def check_free(folder: Path) -> None:
-    """Refuse a folder that cannot become a workspace, because it has files."""
-    if _in_use(folder):
-        raise GraspError(f"the folder {folder} is not empty; choose another one for the new workspace")
-
-
-def _in_use(folder: Path) -> bool:
-    """Whether a folder has files other than those of a workspace that was left before its first version."""
-    try:
-        names = [path.name for path in folder.iterdir()]
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        raise GraspError(f"the folder {folder} cannot be used: {error.strerror}") from error
-    if not all(_OWN_FILES.fullmatch(name) for name in names):
-        return True
-    try:
-        return any(name in names and journals.read(folder / name).head is not None for name in (DATABASE, BACKUP))
-    except (Damaged, GraspError):
-        return True
 
 
 def _read(folder: Path, pages: bool) -> tuple[Journal, list[str]]:
@@ -413,22 +438,13 @@ def _copy(source: Path, path: Path) -> None:
 
 
 def _names(manifest: dict[str, Any]) -> Iterator[str]:
-    """The objects that a manifest names."""
-    return names_in(json.dumps(manifest))
+    """The objects that a manifest names, where `Store.commit` says; a class may be called as an object is."""
+    for value in manifest.values():
+        for one in value if isinstance(value, list) else [value] if isinstance(value, str) else []:
+            name = one.get("object") if isinstance(one, dict) else one
+            if isinstance(name, str) and is_name(name):
+                yield name
 
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-@contextlib.contextmanager
-def _disk_errors(folder: Path) -> Iterator[None]:
-    """Turn a full disk or a folder that cannot be written into a readable error."""
-    try:
-        yield
-    except Damaged:
-        raise
-    except OSError as error:
-        raise GraspError(f"the workspace {folder} cannot be written: {cause(error)}") from error
-    except sqlite3.Error as error:
-        raise GraspError(f"the workspace {folder} cannot be written: {error}") from error

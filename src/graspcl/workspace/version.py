@@ -18,6 +18,7 @@ from graspcl.settings.config import Config, as_plain
 from graspcl.settings.read import from_plain
 from graspcl.workspace.calibration import Calibration, calibrate
 from graspcl.workspace.classifier import Classifier
+from graspcl.workspace.history import History
 from graspcl.workspace.judging import Tally, tallies
 from graspcl.workspace.known import Known
 from graspcl.workspace.memory import (
@@ -34,7 +35,7 @@ from graspcl.workspace.store import Store
 UNDOABLE = 3  # changes that can be taken back; each keeps its weights and sums on the disk
 _CHUNK = 1024  # held-out samples that are predicted at a time
 _NUMBERS = 10_000_000  # logits at most that a calibration looks at
-_FORMAT = 1  # of manifests; raise it when an earlier program could not read them
+FORMAT = 2  # of manifests; raise it when an earlier program could not read them
 
 
 @dataclass
@@ -51,12 +52,13 @@ class Version:
     seen: dict[int, int] = field(default_factory=dict)  # samples of each class so far, held-out ones among them
     next: int = 0  # the label of the next new class
     segments: list[dict[str, Any]] = field(default_factory=list)
-    history: list[dict[str, Any]] = field(default_factory=list)  # what was done, oldest first
+    history: History = field(default_factory=History)
 
     @classmethod
     def load(cls, store: Store) -> Version:
         """Load the current version of a workspace."""
         manifest = head_of(store)
+        store.check_files()
         config = from_plain(manifest["settings"])
         codec = codecs.create(config.codec.name, **config.codec.parameters)
         learner, held = load_learner(store, manifest, config, codec)
@@ -64,7 +66,7 @@ class Version:
         return cls(
             config, manifest["backbone"], learner, held, evicted, lost, class_names(manifest),
             {int(label): number for label, number in manifest["seen"].items()}, manifest["next"],
-            manifest["segments"], history_of(store),
+            manifest["segments"], History(store, manifest),
         )  # fmt: skip
 
     def save(self, store: Store, verb: str, summary: dict[str, Any], forgotten: bool = False) -> None:
@@ -84,10 +86,10 @@ class Version:
             "classes": {self.names[label]: list(one) for label, one in judged.items()},
         }  # fmt: skip
         manifest = {
-            "format": _FORMAT, "settings": as_plain(self.config), "backbone": self.backbone, **parts,
+            "format": FORMAT, "settings": as_plain(self.config), "backbone": self.backbone, **parts,
             "rows": list(self.learner.classes), "classes": {str(label): name for label, name in self.names.items()},
             "seen": {str(label): number for label, number in self.seen.items()}, "next": self.next,
-            "calibration": calibration.as_plain(), "history": store.put({"entries": [*self.history, entry]}),
+            "calibration": calibration.as_plain(), **self.history.saved(store, entry),
             "stored": {str(label): int(n) for label, n in zip(self.buffer.classes, self.buffer.sizes, strict=True)},
             "held_out": {str(label): one.number for label, one in judged.items()},
         }  # fmt: skip
@@ -183,7 +185,7 @@ def head_of(store: Store) -> Manifest:
     """Return the manifest of the current version; refuse a workspace that has none, or one of a newer program."""
     if store.head is None:
         raise GraspError(f"the workspace {store.folder} is empty: its first `graspcl new` was stopped; run it again")
-    if store.head.manifest["format"] > _FORMAT:
+    if store.head.manifest["format"] > FORMAT:
         raise GraspError(f"the workspace {store.folder} is of a newer version of graspcl; update graspcl to use it")
     return store.head.manifest
 
@@ -195,7 +197,7 @@ def class_names(manifest: Manifest) -> dict[int, str]:
 
 def history_of(store: Store) -> list[dict[str, Any]]:
     """Return what was done to the workspace, oldest first, as `Version.save` noted it."""
-    return list(store.get(head_of(store)["history"])["entries"])
+    return [*History(store, head_of(store))]
 
 
 def load_classifier(store: Store, manifest: Manifest | None = None) -> Classifier:

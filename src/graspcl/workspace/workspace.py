@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -21,17 +21,21 @@ from graspcl.progress import Progress, Silent
 from graspcl.settings.config import Config
 from graspcl.settings.read import from_plain
 from graspcl.workspace.arriving import Given, check_names, content_ids, open_labelled
-from graspcl.workspace.changing import forget, merge, rename_in
+from graspcl.workspace.changing import forget, merge
 from graspcl.workspace.classifier import Classifier, Recognised
 from graspcl.workspace.evaluation import Evaluation, evaluate
+from graspcl.workspace.history import History
+from graspcl.workspace.journal import Version as Stored
 from graspcl.workspace.learning import Learnt, Refused, check_classes, learn, refusal, summary_of
 from graspcl.workspace.making import MEMORY, choose_settings, new_version
 from graspcl.workspace.overview import RECENT, Status, remember_scores, status
-from graspcl.workspace.store import Store, check_free
+from graspcl.workspace.place import check_free
+from graspcl.workspace.store import Store
 from graspcl.workspace.training import Effort, parse_seconds
-from graspcl.workspace.version import UNDOABLE, Version, head_of, history_of, load_classifier
+from graspcl.workspace.version import FORMAT, UNDOABLE, Version, head_of, history_of, load_classifier
 
 Contents = Sequence[Any] | Array | torch.Tensor
+Found = TypeVar("Found")
 
 
 class Workspace:
@@ -50,7 +54,8 @@ class Workspace:
         self.folder, self.wait, self.progress = folder, wait, progress
         self.made: Learnt | None = None  # what `new` did
         self._classifier: Classifier | None = None
-        self._number = self._predicting = -1  # the current version, and the one that predicts; another if it is damaged
+        self._version: Stored | None = None  # the current version
+        self._predicting = -1  # the number of the one that predicts, which is another if the current one is damaged
 
     # -- opening -------------------------------------------------------------------------------------------------------
 
@@ -112,8 +117,7 @@ class Workspace:
     @property
     def history(self) -> list[dict[str, Any]]:
         """What was done, oldest first."""
-        with Store.open(self.folder) as store:
-            return history_of(store)
+        return self._read(history_of)
 
     @property
     def config(self) -> Config:
@@ -150,23 +154,23 @@ class Workspace:
 
     def status(self) -> Status:
         """Describe classes, memory, history and warnings."""
-        with Store.open(self.folder) as store:
-            return status(store)
+        return self._read(status)
 
     def verify(self) -> list[str]:
         """Check every file of the workspace; return what is wrong, one line each."""
-        with Store.open(self.folder) as store:
-            return store.verify()
+        while True:
+            with Store.open(self.folder) as store:
+                if not (found := store.verify()) or not store.outdated():
+                    return found
 
     def restore(self, copy: str | Path) -> int:
         """Replace missing and damaged files by those of a copy of the workspace; return how many."""
-        with self._writing() as store:
+        with Store.open(self.folder, write=True, wait=self.wait, damaged=True) as store:
             return store.restore(copy)
 
     def way_out(self) -> str:
         """Return what to do about damage that `verify` found."""
-        with Store.open(self.folder) as store:
-            return store.way_out()
+        return self._read(Store.way_out)
 
     def export(self, path: str | Path) -> float | None:
         """Write the classifier to one file for other programs: `.onnx` or `.safetensors`.
@@ -191,10 +195,25 @@ class Workspace:
         return found
 
     def _current(self) -> Classifier:
-        with Store.open(self.folder) as store:
-            number = -1 if store.head is None else store.head.number
-            if self._classifier is None or number != self._number:
-                self._classifier, self._number = self._sound_classifier(store), number
+        return self._read(self._classifier_of)
+
+    def _read(self, look: Callable[[Store], Found]) -> Found:
+        """Return what `look` finds in the workspace as it is now.
+
+        Another process may remove what a version names, once it has committed a later one: then look again.
+        """
+        while True:
+            with Store.open(self.folder) as store:
+                try:
+                    return look(store)
+                except GraspError:
+                    if not store.outdated():
+                        raise
+
+    def _classifier_of(self, store: Store) -> Classifier:
+        # Compared as a whole: the folder may have been made again, and have another version of the same number.
+        if self._classifier is None or store.head != self._version:
+            self._classifier, self._version = self._sound_classifier(store), store.head
         return self._classifier
 
     def _sound_classifier(self, store: Store) -> Classifier:
@@ -203,7 +222,7 @@ class Workspace:
         try:
             return load_classifier(store)
         except GraspError as error:
-            if store.head is None or (sound := store.last_good()).number == store.head.number:
+            if store.head is None or store.outdated() or (sound := store.last_good()).number == store.head.number:
                 raise
             said = f"{error}; predicting as before the change of {store.head.time}"
             self.progress.note(said)
@@ -257,7 +276,7 @@ class Workspace:
             newest, *before = store.versions()
             last = {"verb": newest.verb, **newest.summary}
             with suppress(GraspError):  # a damaged history is no reason to keep it
-                last = history_of(store)[-1]
+                last = History(store, head_of(store)).last()
             if not before and last["verb"] not in ("new", "forget"):
                 raise GraspError(f"only the last {UNDOABLE} changes can be undone, and these were")
             store.undo()
@@ -298,18 +317,19 @@ class Workspace:
         """Give a class another name; return what the history tells about it."""
         check_names([old, new])
         with self._writing() as store:
-            manifest, entries = head_of(store), history_of(store)
+            manifest = head_of(store)
             names = dict(manifest["classes"])
             if old not in names.values():
                 raise GraspError(f"the workspace has no class {old!r}; {nearest(old, names.values())}")
             if new in names.values() or not new:
                 raise GraspError(f"there is a class {new!r} already; use merge" if new else "a class needs a name")
-            rename_in(entries, old, new)
-            told = {"renamed": old, "to": new}
-            last = {part: entries[-1][part] for part in ("accuracy", "classes")}
+            history, told = History(store, manifest), {"renamed": old, "to": new}
+            history.rename(old, new)
+            last = history.last()
+            entry = {"verb": "rename", **told, **{part: last[part] for part in ("accuracy", "classes")}}
             changed = {label: new if name == old else name for label, name in names.items()}
-            history = store.put({"entries": [*entries, {"verb": "rename", **told, **last}]})
-            store.commit("rename", told, {**manifest, "classes": changed, "history": history}, keep=UNDOABLE + 1)
+            parts = {"format": FORMAT, "classes": changed, **history.saved(store, entry)}
+            store.commit("rename", told, {**manifest, **parts}, keep=UNDOABLE + 1)
         return told
 
     @contextmanager
