@@ -139,7 +139,8 @@ def test_the_command_works_on_the_cluster_at_an_address(cluster, configs, tmp_pa
     elsewhere = {**os.environ, "RAY_ADDRESS": "local"}  # without --address it would start a cluster of its own
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False, env=elsewhere)
     assert done.returncode == 0 and "1 run finished, 0 failed" in done.stdout, done.stdout + done.stderr
-    assert [where for *_, where in events(tmp_path, "end")] == [node.node_id]
+    ((*_, where),) = events(tmp_path, "end")  # on any node of this cluster: other tests leave some there
+    assert where in {one["NodeID"] for one in ray.nodes() if one["Alive"]}
     cluster.remove_node(node)
 
 
