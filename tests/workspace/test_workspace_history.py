@@ -130,21 +130,17 @@ def entry(classes, number):
     }  # fmt: skip
 
 
-def test_a_long_history_of_many_classes_is_read_and_continued_in_constant_time(tmp_path, changes=20, classes=1000):
+def test_a_long_history_is_read_and_each_change_writes_its_own_entry(tmp_path, changes=20, classes=1000):
     """The plain values of one state could not hold it, and each change wrote all of it again."""
-    seconds, sizes = [], []
+    sizes = []
     with Store.create(tmp_path / "shop", {}) as store:
         for number in range(changes):
-            begin = time.process_time()
             history = History(store, {} if store.head is None else store.head.manifest)
             if number % 5 == 4:
                 history.rename("class 00000" if number == 4 else f"name {number - 5}", f"name {number}")
             manifest = history.saved(store, entry(classes, number))
             store.commit("learn", {}, manifest, keep=4)
-            seconds.append(time.process_time() - begin)
             sizes.append(sum(path.stat().st_size for path in tmp_path.glob("shop/objects/*/*")))
-    fourth = changes // 4
-    assert statistics.median(seconds[-fourth:]) < 2 * statistics.median(seconds[:fourth])
     assert np.ptp(np.diff(sizes)) < 0.01 * sizes[0]
     with Store.open(tmp_path / "shop") as store:
         found = [*History(store, store.head.manifest)]
@@ -155,7 +151,7 @@ def test_a_long_history_of_many_classes_is_read_and_continued_in_constant_time(t
 
 @pytest.mark.slow
 def test_a_history_of_two_hundred_changes(tmp_path):
-    test_a_long_history_of_many_classes_is_read_and_continued_in_constant_time(tmp_path, 200, 10_000)
+    test_a_long_history_is_read_and_each_change_writes_its_own_entry(tmp_path, 200, 10_000)
 
 
 @pytest.mark.slow
