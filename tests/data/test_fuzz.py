@@ -310,7 +310,7 @@ def test_ids_of_samples(content: str) -> None:
         file = Path(folder) / "ids.txt"
         file.write_bytes(content.encode(errors="surrogateescape"))
         shop: Any = Known()
-        read_or_refuse(lambda: [0 <= one < 2**64 or pytest.fail(str(one)) for one in _ids(shop, file)])
+        read_or_refuse(lambda: [-(2**63) <= one < 2**63 or pytest.fail(str(one)) for _, one in _ids(shop, file)])
 
 
 VOCABULARY = {word: place for place, word in enumerate(["[UNK]", "[PAD]", "[CLS]", "[SEP]", "a", "b", "##c"])}
