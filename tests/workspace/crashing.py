@@ -1,7 +1,7 @@
 """Change a workspace in processes that are killed, or whose n-th call to the disk fails, and look at what they leave.
 
-As a program this is a driver: it loads graspcl once and makes each change in a fork of itself. `failing.c` may be loaded
-before the C library, so that the calls of SQLite and of Python are counted alike.
+As a program this is a driver: it loads graspcl once and makes each change in a fork of itself. For failing calls,
+`failing.c` is loaded before the C library, so that the calls of SQLite and of Python are counted alike.
 """
 
 from __future__ import annotations
