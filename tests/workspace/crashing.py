@@ -1,7 +1,7 @@
 """Change a workspace in processes that are killed, or whose n-th call to the disk fails, and look at what they leave.
 
-As a program this is a driver: it loads graspcl once and makes each change in a fork of itself. `failing.c` is loaded
-before the C library, so that the calls of SQLite and of Python are counted alike.
+As a program this is a driver: it loads graspcl once and makes each change in a fork of itself. For failing calls,
+`failing.c` is loaded before the C library, so that the calls of SQLite and of Python are counted alike.
 """
 
 from __future__ import annotations
@@ -25,15 +25,23 @@ MODES = {"count": 0, "fail": 1, "kill": 2, "amid": 3, "full": 4}
 class Driver:
     """Makes changes, each in a process of its own."""
 
-    def __init__(self, place: Path) -> None:
-        """Compile the library into `place`, and load the program that makes the changes."""
-        source = Path(__file__).with_name("failing.c")
-        self._library = place / "failing.so"
-        subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-w", "-o", self._library, source, "-ldl"], check=True)
-        environment = {**os.environ, "LD_PRELOAD": str(self._library), "FAILING": str(self._library)}
-        command = [sys.executable, __file__]
+    def __init__(self, place: Path | None = None, warm: Path | None = None) -> None:
+        """Start the program that makes the changes.
+
+        Args:
+            place: where to compile the library to; without it, no call can fail.
+            warm: a workspace that the program learns in once, so that all that a real `learn` needs is loaded.
+        """
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # a process with threads cannot be forked
+        if place is not None:
+            source, library = Path(__file__).with_name("failing.c"), str(place / "failing.so")
+            subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-w", "-o", library, source, "-ldl"], check=True)
+            environment |= {"LD_PRELOAD": library, "FAILING": library}
+        command = [sys.executable, __file__, *([] if warm is None else [str(warm)])]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
         self._process = subprocess.Popen(command, env=environment, **pipes)
+        while self.line() != "ready":
+            pass
 
     def close(self) -> None:
         self._process.communicate()
@@ -156,6 +164,18 @@ def seen(store: Any) -> list[int]:
     return [*rows, int(store.get(store.head.manifest["weights"])["weights"][0])]
 
 
+def learn_texts(folder: Path, begin: int = 0, times: int = 1) -> None:
+    """Learn six new texts of one class, and so on: a real change."""
+    from made_up_texts import texts
+
+    from graspcl import Workspace
+
+    shop = Workspace.open(folder)
+    for number in range(begin, begin + times):
+        shop.learn(texts("car", 6 * number, 6 * number + 6), ["car"] * 6, updates=1, accept=True)
+        _say(f"done {number}")
+
+
 CHANGES = {"learn": learn, "undo": lambda store: store.undo(), "forget": forget}
 
 
@@ -167,17 +187,23 @@ def _child(job: dict[str, Any]) -> None:
     from graspcl.errors import GraspError
     from graspcl.workspace.store import Store
 
-    folder, change = Path(job["folder"]), CHANGES[job["change"]]
+    folder = Path(job["folder"])
+    if "FAILING" not in os.environ:
+        learn_texts(folder, job["begin"], job["times"])
+        return
     library = ctypes.CDLL(os.environ["FAILING"])
     log = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC) if "log" in job else -1
     code = errno.ENOSPC if job["mode"] == "full" else errno.EIO
     library.arm(os.fsencode(folder), ctypes.c_long(job["call"]), MODES[job["mode"]], code, log)
     store = None
     try:
-        with Store.open(folder, write=True) as store:
-            for number in range(job.get("times", 1)):
-                change(store)
-                _say(f"done {number}")
+        if job["change"] == "learn texts":
+            learn_texts(folder)
+        else:
+            with Store.open(folder, write=True) as store:
+                for number in range(job.get("times", 1)):
+                    CHANGES[job["change"]](store)
+                    _say(f"done {number}")
     except GraspError as error:
         _say(f"refused {error}")
         if store is not None:
@@ -193,6 +219,9 @@ def _drive() -> None:
     import graspcl.workspace.store
 
     del safetensors, xxhash, graspcl
+    if len(sys.argv) > 1:
+        learn_texts(Path(sys.argv[1]))
+    _say("ready")
     for line in sys.stdin:
         pid = os.fork()
         if pid:

@@ -1,4 +1,4 @@
-"""Learns new texts for ever, in a process that a test kills; writes each number of texts after it was acknowledged."""
+"""Learns new texts for ever, and with `forget` forgets them again, in a process that a test kills."""
 
 import itertools
 import sys
