@@ -3,7 +3,7 @@
 It happens in the first attempt alone. In place of "step" may stand
 
 hang      the rank stops before its n-th update, so that it does not answer
-prepare   it stops before it writes its n-th file of the cache
+prepare   it stops before it writes its n-th file of the cache; "any prepare 1" is the rank that is first to write one
 term      it gets SIGTERM before its n-th update; writing a state takes five seconds longer
 shares    it is killed while it writes its n-th file of codes; half of the file is written
 state     it is killed while it writes its n-th state; half of the file is written
@@ -85,7 +85,7 @@ if os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
     if what == "term":
         save_state = graspcl.experiment.folder.save_state
         graspcl.experiment.folder.save_state = lambda *given: (time.sleep(5), save_state(*given))
-    if rank == os.environ.get("RANK"):
+    if rank in (os.environ.get("RANK"), "any"):
         where, owner, name, act = {
             "step": (on_call, Rehearsal, "step", die),
             "hang": (on_call, Rehearsal, "step", lambda: time.sleep(60)),

@@ -223,6 +223,6 @@ def test_a_rank_that_hangs_is_noticed(tmp_path):
 
 @pytest.mark.slow
 def test_a_rank_that_hangs_while_preparing_is_noticed(tmp_path):
-    code, output = launch(tmp_path, 2, "--timeout", "10", kill="1 prepare 1")
-    assert code != 0 and "waiting for another process" in output, output
-    assert "has made no progress for 10 seconds: end it if it hangs, or raise --timeout" in output
+    code, output = launch(tmp_path, 2, "--timeout", "10", kill="any prepare 1")
+    said = "has made no progress for 10 seconds: end it if it hangs, or raise --timeout"
+    assert code != 0 and said in output, output
