@@ -15,8 +15,7 @@ from made_up_texts import WORDS, rows, table, texts
 from graspcl import GraspError, Workspace
 from graspcl.integrity import pack_tensors
 from graspcl.state import load_state, save_state
-from graspcl.workspace.changing import rename_in
-from graspcl.workspace.history import History
+from graspcl.workspace.history import History, rename_in
 from graspcl.workspace.store import Store
 
 

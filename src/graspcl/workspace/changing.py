@@ -62,16 +62,6 @@ def merge(version: Version, source: str, target: str) -> dict[str, Any]:
     return {"merged": source, "into": target, "samples": len(slots)}
 
 
-def rename_in(entries: list[dict[str, Any]], old: str, new: str) -> None:
-    """Write a new name of a class into the history, so that its accuracies and warnings are found under one name."""
-    for entry in entries:
-        for part in ("classes", "changed", "added"):
-            if old in entry.get(part, {}):
-                entry[part][new] = entry[part].pop(old)
-        entry["fallen"] = [new if name == old else name for name in entry.get("fallen", [])]
-        entry["confused"] = [line.replace(repr(old), repr(new)) for line in entry.get("confused", [])]
-
-
 def _check_left(version: Version, labels: list[int]) -> None:
     if len(version.names) - len(labels) < 2:
         raise GraspError("at least two classes must be left; nothing was changed")

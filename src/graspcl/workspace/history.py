@@ -52,14 +52,22 @@ class History:
 
     def _read(self, begin: int) -> list[Told]:
         """Read the entries of the objects from `begin` on."""
-        from graspcl.workspace.changing import rename_in  # which needs versions, and they need this
-
         if self._store is None:
             return []
         parts = [_unpacked(self._store.get(name)) for name in self._names[begin:]]
         for end, old, new in self._renamed:
             rename_in([one for part in parts[: max(0, end - begin)] for one in part], old, new)
         return [one for part in parts for one in part]
+
+
+def rename_in(entries: list[Told], old: str, new: str) -> None:
+    """Write a new name of a class into the history, so that its accuracies and warnings are found under one name."""
+    for entry in entries:
+        for part in ("classes", "changed", "added"):
+            if old in entry.get(part, {}):
+                entry[part][new] = entry[part].pop(old)
+        entry["fallen"] = [new if name == old else name for name in entry.get("fallen", [])]
+        entry["confused"] = [line.replace(repr(old), repr(new)) for line in entry.get("confused", [])]
 
 
 def _packed(entry: Told) -> dict[str, Any]:
