@@ -149,7 +149,8 @@ def test_without_its_database_a_workspace_is_read_from_the_copy(graspcl, photos,
     file, *_ = (photos / "week-1").glob("*/*")
     before = graspcl("predict", "shop", file)
     (tmp_path / "shop" / "workspace.db").unlink()
-    assert graspcl("predict", "shop", file) == before
+    said = graspcl("predict", "shop", file)
+    assert said.startswith(before) and "predicting by its backup, which may lack the last change" in said
     assert "1 change of shop" in graspcl("report", "shop")
 
 
@@ -209,6 +210,9 @@ def test_damage_is_found_and_mended_with_a_copy(graspcl, shop, tmp_path):
     assert largest.name in said and "shop is damaged: restore files from a copy with" in said
     assert "not a copy of a workspace" in graspcl("verify", "shop", "--restore", "nothing", code=2)
     assert "restored 1 file from copy\nshop is sound" in graspcl("verify", "shop", "--restore", "copy")
+    for file in ("workspace.db", "workspace.backup"):
+        (tmp_path / "shop" / file).write_bytes(b"damaged")
+    assert "restored 2 files from copy\nshop is sound" in graspcl("verify", "shop", "--restore", "copy")
 
 
 @pytest.mark.parametrize("name", ["workspace.db", "workspace.backup"])
@@ -216,7 +220,9 @@ def test_a_lost_journal_is_mended_without_a_copy(graspcl, shop, tmp_path, name):
     (tmp_path / "shop" / name).unlink()
     said = " ".join(graspcl("verify", "shop", code=2).split())
     assert f"{name} is damaged: it is missing" in said
-    assert "shop is damaged: nothing is lost: `graspcl verify shop --restore shop` writes" in said
+    told = "its backup was read, which may lack the last change" in " ".join(graspcl("status", "shop").split())
+    assert told == (name == "workspace.db")
+    assert "shop is damaged: `graspcl verify shop --restore shop` writes" in said
     assert "restored 1 file from shop\nshop is sound" in graspcl("verify", "shop", "--restore", "shop")
 
 

@@ -306,7 +306,7 @@ def unlink(file):
 def test_a_damaged_journal_is_written_again_from_the_other_file(shop, name, damage):
     damage(shop / name)
     (shop / f"{name}-journal").write_bytes(b"of the damaged file")
-    mended = f"nothing is lost: `graspcl verify {shop} --restore {shop}` writes workspace.db or workspace.backup again"
+    mended = f"`graspcl verify {shop} --restore {shop}` writes workspace.db or workspace.backup again"
     with Store.open(shop) as store:
         assert len(store.verify()) == 1 and store.way_out().startswith(mended)
         assert rows(store) == [0, 1, 2, 3, 4, 5]
@@ -319,6 +319,19 @@ def test_a_damaged_journal_is_written_again_from_the_other_file(shop, name, dama
         assert rows(store) == [0, 1, 2, 3, 4, 5] and store.problems == [] and len(store.versions()) == 2
         store.commit("learn", {}, {"segments": []})
         assert store.undo().number == 1 and store.verify() == []
+
+
+def test_a_journal_without_a_sound_backup_comes_from_a_copy(shop, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(shop, copy)
+    for name in ("workspace.db", "workspace.backup"):
+        damage_row(shop / name)
+    with pytest.raises(GraspError, match="nothing of the workspace can be read"):
+        Store.open(shop, write=True, damaged=True)
+    with Store.open(shop, write=True, damaged=True, copy=copy) as store:
+        assert store.restore(copy) == 2 and store.verify() == []
+    with Store.open(shop, write=True) as store:
+        assert rows(store) == [0, 1, 2, 3, 4, 5] and store.problems == []
 
 
 def test_rows_that_can_be_read_are_not_replaced_by_an_older_backup(shop):
@@ -396,12 +409,14 @@ def test_a_full_disk_is_told(tmp_path):
         subprocess.run(["umount", str(tmp_path / "disk")], check=True)
 
 
+@pytest.mark.xdist_group("rights")  # of folders above that tests share
 def test_a_read_only_folder_is_read(shop):
     with Store.open(shop) as store:
         rows(store)  # loads all that the child needs
     assert without_rights(shop, lambda: read_only(shop, [0, 1, 2, 3, 4, 5])) == "fine"
 
 
+@pytest.mark.xdist_group("rights")  # of folders above that tests share
 def test_a_read_only_folder_with_an_unfinished_transaction_is_read(shop):
     with contextlib.closing(sqlite3.connect(shop / "workspace.db", isolation_level=None)) as writing:
         writing.execute("PRAGMA cache_size=1")

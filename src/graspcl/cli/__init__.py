@@ -101,12 +101,13 @@ def _fail(message: str) -> NoReturn:
 
     message = one_line(message)  # it may name a foreign file or class
     rank = os.environ.get("RANK", "0")  # of those that torchrun started
-    print(f"graspcl: {message}" if rank == "0" else f"graspcl, rank {rank}: {message}", file=sys.stderr)
+    said = f"graspcl: {message}\n" if rank == "0" else f"graspcl, rank {rank}: {message}\n"
+    print(said, end="", file=sys.stderr)  # at once: several ranks may write
     raise SystemExit(2) from None
 
 
 def _stop(number: int, frame: object = None) -> NoReturn:
     """Leave by an exception, so that workers are ended too."""
     resumes = len(sys.argv) > 1 and sys.argv[1] in ("run", "sweep", "tune", "pretrain", "encode")
-    print(f"graspcl: stopped{'; run the same command again to resume' if resumes else ''}", file=sys.stderr)
+    print(f"graspcl: stopped{'; run the same command again to resume' if resumes else ''}\n", end="", file=sys.stderr)
     raise SystemExit(128 + number) from None

@@ -187,6 +187,8 @@ def forget(workspace: Shop, /, *classes: str, ids: Path | None = None, wait: Wai
     """
     with _opened(workspace, wait) as shop:
         lines = _ids(shop, ids) if ids is not None else []
+        if ids is not None and not lines:
+            raise GraspError(f"{ids} names no sample: it has no line")
         told = shop.forget(*classes, ids=[number for _, number in lines])
     what = "class" if len(told["forgot"]) == 1 else "classes"
     names = f" and the {what} {', '.join(map(_name, told['forgot']))}" if told["forgot"] else ""
@@ -217,11 +219,13 @@ def verify(workspace: Shop, /, *, restore: Path | None = None, wait: Wait = 0.0)
     ----------
     restore
         Copy of the workspace. Missing and damaged files are replaced by its files, if these are sound. The journal is
-        written again from its own backup: if nothing else is damaged, name the workspace itself.
+        written again from its own backup, or else from the copy's. If only the journal is damaged, name the workspace
+        itself.
     """
+    from graspcl.progress import Silent
     from graspcl.workspace import Workspace
 
-    shop = Workspace.open(workspace, wait)
+    shop = Workspace(workspace, wait, Silent()) if restore is not None else Workspace.open(workspace, wait)
     if restore is not None:
         if not (restore / "objects").is_dir():
             raise GraspError(f"--restore {restore}: it is not a copy of a workspace: it has no folder objects")

@@ -17,7 +17,7 @@ import os
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -133,6 +133,17 @@ def read(path: Path, pages: bool = False) -> Journal:
     except _ODD as error:
         raise Damaged(str(error) or type(error).__name__) from error
     return _read_aside(path)
+
+
+def read_first(paths: Sequence[Path], pages: bool = False) -> tuple[Journal, list[str]]:
+    """Return the first journal that is sound, and what is wrong with those before it."""
+    problems: list[str] = []
+    for path in paths:
+        try:
+            return read(path, pages), problems
+        except Damaged as error:
+            problems.append(f"{path} is damaged: {error}")
+    raise GraspError(f"nothing of the workspace can be read: {'; '.join(problems)}; restore it from a copy")
 
 
 def _read_aside(path: Path) -> Journal:

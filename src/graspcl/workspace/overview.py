@@ -91,7 +91,11 @@ def status(store: Store) -> Status:
     return Status(
         str(store.folder), str(config.network), str(config.codec), str(config.buffer.capacity), store.size(), classes,
         Tally(*entries[-1]["accuracy"]), calibration, entries, len(store.versions()) - 1, drift,
-        [*_warnings(entries, classes), *([_said(drift)] if drift is not None and drift.found else [])],
+        [
+            *(f"{problem}; its backup was read, which may lack the last change" for problem in store.problems[:1]),
+            *_warnings(entries, classes),
+            *([_said(drift)] if drift is not None and drift.found else []),
+        ],
     )  # fmt: skip
 
 

@@ -91,7 +91,10 @@ class Store:
             raise
 
     @classmethod
-    def open(cls, folder: str | Path, write: bool = False, wait: float = 0.0, damaged: bool = False) -> Store:
+    def open(
+        cls, folder: str | Path, write: bool = False, wait: float = 0.0, damaged: bool = False,
+        copy: str | Path | None = None,
+    ) -> Store:  # fmt: skip
         """Open a workspace.
 
         Args:
@@ -99,6 +102,7 @@ class Store:
             write: whether to change it; only one process can.
             wait: how many seconds to wait for another process that writes.
             damaged: whether to open it to be written although its database is damaged. Then only `restore` can write.
+            copy: a copy of it, whose journal is read if nothing of its own can be.
 
         Raises:
             GraspError: it is no workspace, it is of a newer version of graspcl, or nothing of it can be read; with
@@ -110,9 +114,9 @@ class Store:
             raise GraspError(f"{folder} is not a workspace: {f'it has no {DATABASE}' if folder.exists() else absent}")
         lock = hold(folder / LOCK, wait) if write else None
         try:
-            journal, problems = _read(folder, pages=write)
+            journal, problems = _read(folder, write, copy)
             if problems and damaged:  # rows that can be read are newer than the backup
-                journal, _ = _read(folder, pages=False)
+                journal, _ = _read(folder, False, copy)
             store = cls(folder, journal, lock, problems)
             if write and problems and not damaged:
                 raise GraspError(f"{store._unwritable()}; {store.way_out()}")
@@ -212,7 +216,8 @@ class Store:
             return copy
         if not any(faults):
             again = f"`graspcl verify {self.folder} --restore {self.folder}`"
-            return f"nothing is lost: {again} writes {DATABASE} or {BACKUP} again, one from the other"
+            late = f"; {BACKUP} lacks the last change if that could not be copied" if self.problems else ""
+            return f"{again} writes {DATABASE} or {BACKUP} again, one from the other{late}"
         if self.problems:
             return copy
         if not faults[0]:
@@ -323,7 +328,7 @@ class Store:
     def restore(self, copy: str | Path) -> int:
         """Replace missing and damaged files; return how many. Nothing may have been changed since `open`.
 
-        The database and its backup are written again, from each other. Objects come from a copy of the workspace.
+        The database and its backup are written again, from each other or from a copy. Objects come from the copy.
 
         Raises:
             GraspError: the workspace cannot be written.
@@ -420,15 +425,10 @@ class Store:
             return False
 
 
-def _read(folder: Path, pages: bool) -> tuple[Journal, list[str]]:
-    """Return the journal, or its copy if it is damaged, and what is damaged."""
-    problems: list[str] = []
-    for name in (DATABASE, BACKUP):
-        try:
-            return journals.read(folder / name, pages), problems
-        except Damaged as error:
-            problems.append(f"{folder / name} is damaged: {error}")
-    raise GraspError(f"nothing of the workspace can be read: {'; '.join(problems)}; restore it from a copy")
+def _read(folder: Path, pages: bool, copy: str | Path | None = None) -> tuple[Journal, list[str]]:
+    """Return the journal, or its backup if it is damaged, or that of a copy, and what is damaged."""
+    places = [folder] if copy is None else [folder, Path(copy)]
+    return journals.read_first([place / name for place in places for name in (DATABASE, BACKUP)], pages)
 
 
 def _copy(source: Path, path: Path) -> None:

@@ -165,7 +165,7 @@ class Workspace:
 
     def restore(self, copy: str | Path) -> int:
         """Replace missing and damaged files by those of a copy of the workspace; return how many."""
-        with Store.open(self.folder, write=True, wait=self.wait, damaged=True) as store:
+        with Store.open(self.folder, write=True, wait=self.wait, damaged=True, copy=copy) as store:
             return store.restore(copy)
 
     def way_out(self) -> str:
@@ -214,7 +214,14 @@ class Workspace:
         # Compared as a whole: the folder may have been made again, and have another version of the same number.
         if self._classifier is None or store.head != self._version:
             self._classifier, self._version = self._sound_classifier(store), store.head
+            if store.problems:
+                self._tell(f"{store.problems[0]}; predicting by its backup, which may lack the last change")
         return self._classifier
+
+    def _tell(self, said: str) -> None:
+        self.progress.note(said)
+        if type(self.progress) is Silent:  # whoever shows no notes must know all the same
+            warnings.warn(said, stacklevel=5)
 
     def _sound_classifier(self, store: Store) -> Classifier:
         """Load what predicts: of the current version, or if that is damaged, of the last one that is not."""
@@ -224,10 +231,7 @@ class Workspace:
         except GraspError as error:
             if store.head is None or store.outdated() or (sound := store.last_good()).number == store.head.number:
                 raise
-            said = f"{error}; predicting as before the change of {store.head.time}"
-            self.progress.note(said)
-            if type(self.progress) is Silent:  # whoever shows no notes must know all the same
-                warnings.warn(said, stacklevel=4)
+            self._tell(f"{error}; predicting as before the change of {store.head.time}")
             self._predicting = sound.number
             return load_classifier(store, sound.manifest)
 
