@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from capped import run_capped
 from picture_files import encoded, noise, write
 from PIL import Image
 
+from capped import run_capped
 from graspcl import packages
 from graspcl.data import ImageFolder, ImageList, TextTable
 from graspcl.data.table_reader import column_names, read_column

@@ -6,6 +6,7 @@ A process of its own reads them, with a cap on its memory: the libraries behind 
 import os
 
 import pytest
+
 from capped import run_capped
 
 pytest.importorskip("transformers", reason="needs graspcl[text]")

@@ -6,9 +6,9 @@ import tarfile
 
 import numpy as np
 import pytest
-from capped import run_capped
 from PIL import Image
 
+from capped import run_capped
 from graspcl.data import ImageFolder, ImageShards, open_images
 from graspcl.errors import GraspError
 
