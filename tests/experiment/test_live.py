@@ -130,7 +130,8 @@ def test_a_run_goes_on_where_it_cannot_be_told(watched, monkeypatch):
         raise OSError("the disk is full")
 
     (watched.folder).mkdir()
-    (watched.folder / "progress.json").write_text("{}")
+    for name in ("progress.json", ".lock"):  # as a run leaves them that was stopped at once
+        (watched.folder / name).write_text("{}")
     monkeypatch.setattr(live, "write_whole", full)
     assert watched.go()["updates"] == 20 and watched.seen == [{}] * 20
     assert tried == [watched.folder / "progress.json"] * 21  # at the start and after each update
