@@ -25,7 +25,7 @@ from graspcl.workspace.arriving import naming_options
 from graspcl.workspace.memory import new_network
 from graspcl.workspace.version import Version
 
-MEMORY = "100MB"  # of stored samples, by default
+MEMORY = "64MB"  # of stored samples, by default
 _ROOM = 2  # a codec is precise enough to be used without a trial if this many times the first samples fit into memory
 _PRECISE = {"half": 2, "int8": 1}  # codecs that cost hardly any accuracy: bytes per number
 # Half a pass of different samples: GRASP would begin with a pass over the memory, and had less accuracy (docs/log.md).
