@@ -45,7 +45,7 @@ def joined(timeout: float = 600.0, device: str = "auto") -> Iterator[Ranks]:
     Args:
         timeout: seconds after which a rank that waits for another one fails. It must exceed the longest time between
             two exchanges, such as the difference between the ranks in preparing the data. A rank that waits for a file
-            of the cache fails after so many seconds without progress of the process that makes it.
+            of the cache fails if the process that makes it shows no progress for as long.
         device: "cpu" exchanges by gloo. "auto" and "cuda" use NCCL where CUDA is available; each rank then works on
             the device with its local number.
     """
